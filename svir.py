@@ -35,118 +35,54 @@ import sys
 import threading
 import time
 from collections import deque
+
+# fmt: off
 from typing import (
-    TYPE_CHECKING,
-    Any,
-    Callable,
-    ClassVar,
-    Deque,
-    Dict,
-    FrozenSet,
-    Generator,
-    Iterable,
-    Iterator,
-    List,
-    Literal,
-    Mapping,
-    NoReturn,
-    Optional,
-    Protocol,
-    Sequence,
-    Tuple,
-    Type,
-    TypeVar,
-    Union,
+    TYPE_CHECKING, Any, Callable, ClassVar, Dict, Generator, Iterable, Iterator,
+    Literal, Mapping, NoReturn, Optional, Protocol, Sequence, Tuple, TypeVar, Union,
     overload,
 )
+# fmt: on
 
 if TYPE_CHECKING:
     import http.client
     import ssl
     from types import TracebackType
 
-    from typing_extensions import Self, TypedDict, Unpack
+    from typing_extensions import Self, TypedDict, Unpack, dataclass_transform
+else:
+
+    def dataclass_transform(**options):
+        return lambda cls: cls  # it tells type checkers what _Value does
+
 
 __version__ = "0.1.0"
 
-__all__ = [  # grouped by section
+# fmt: off
+__all__ = [
     # 1. Errors
-    "AttachmentError",
-    "Cancelled",
-    "ConfigError",
-    "ConnectError",
-    "ContentFiltered",
-    "ContextOverflow",
-    "Disconnected",
-    "Error",
-    "LimitExceeded",
-    "ProtocolError",
-    "RateLimited",
-    "ServerError",
-    "Timeout",
-    "Truncated",
-    "Unauthorized",
-    "Unavailable",
-    "Unsupported",
+    "AttachmentError", "Cancelled", "ConfigError", "ConnectError", "ContentFiltered",
+    "ContextOverflow", "Disconnected", "Error", "LimitExceeded", "ProtocolError", "RateLimited",
+    "ServerError", "Timeout", "Truncated", "Unauthorized", "Unavailable", "Unsupported",
     # 2. Types
-    "Assistant",
-    "Completed",
-    "Completion",
-    "Event",
-    "FinishReason",
-    "Image",
-    "JsonSchema",
-    "Limits",
-    "Message",
-    "Model",
-    "NamedTool",
-    "Part",
-    "Reasoning",
-    "ReasoningDelta",
-    "ReasoningEffort",
-    "Request",
-    "ResponseFormat",
-    "Secret",
-    "TextDelta",
-    "TextFile",
-    "Timing",
-    "Tool",
-    "ToolCall",
-    "ToolCallDelta",
-    "ToolChoice",
-    "ToolResult",
-    "Usage",
-    "User",
-    "event_from_dict",
-    "message_from_dict",
+    "Assistant", "Completed", "Completion", "Event", "FinishReason", "Image", "JsonSchema",
+    "Limits", "Message", "Model", "NamedTool", "Part", "Reasoning", "ReasoningDelta",
+    "ReasoningEffort", "Request", "ResponseFormat", "Secret", "TextDelta", "TextFile", "Timing",
+    "Tool", "ToolCall", "ToolCallDelta", "ToolChoice", "ToolResult", "Usage", "User",
+    "event_from_dict", "message_from_dict",
     # 3. Encoder
-    "Body",
-    "encode",
-    "escaped_len",
+    "Body", "encode", "escaped_len",
     # 4. Decoder
-    "ACCEPT",
-    "Decoder",
-    "ThinkMode",
+    "ACCEPT", "Decoder", "ThinkMode",
     # 5. Transport
-    "Backend",
-    "HttpBackend",
-    "HttpRequest",
-    "HttpResponse",
+    "Backend", "HttpBackend", "HttpRequest", "HttpResponse",
     # 6. Client
-    "Background",
-    "Call",
-    "ChatCompletions",
-    "Client",
-    "Deadline",
-    "Layer",
-    "RawStream",
-    "Stream",
-    "Wire",
-    "WireDecoder",
+    "ApiKey", "Background", "Call", "ChatCompletions", "Client", "Deadline", "Layer", "RawStream",
+    "Stream", "Wire", "WireDecoder",
 ]
+# fmt: on
 
 _T = TypeVar("_T")
-_V = TypeVar("_V", bound="_Value")
 
 
 # -- 1. Errors -----------------------------------------------------------------------------------
@@ -162,21 +98,21 @@ class Error(Exception):
     kind: ClassVar[str] = "error"
     retryable: bool = False
     """The same request may succeed later."""
-    status: Optional[int] = None
+    status: int | None = None
     """The HTTP status of an answer that was not a success."""
-    retry_after: Optional[float] = None
+    retry_after: float | None = None
     """Seconds the server asked to wait."""
     unsent: bool = False
     """The request never reached the server."""
     in_stream: bool = False
     """The response had opened: part of an answer may have been given out."""
-    server_message: Optional[str] = None
+    server_message: str | None = None
     """What the server said, at most 4,096 characters."""
-    where: Optional[str] = None
+    where: str | None = None
     """Method and URL, without the query."""
-    partial: Optional[Completion] = None
+    partial: Completion | None = None
     """What had arrived: no finish reason, no tool calls."""
-    quirks: Tuple[str, ...] = ()
+    quirks: tuple[str, ...] = ()
     """The known deviations met before."""
 
     # Everything but the message is optional, so BaseException's own pickling works: it calls the
@@ -185,11 +121,11 @@ class Error(Exception):
         self,
         message: str,
         *,
-        retryable: Optional[bool] = None,
-        status: Optional[int] = None,
-        retry_after: Optional[float] = None,
+        retryable: bool | None = None,
+        status: int | None = None,
+        retry_after: float | None = None,
         unsent: bool = False,
-        server_message: Optional[str] = None,
+        server_message: str | None = None,
     ) -> None:
         super().__init__(message)
         if retryable is not None:
@@ -320,12 +256,12 @@ _OVERFLOW_WORDS = re.compile(
 )
 
 
-def _told(value: Any) -> Tuple[Optional[str], List[Any]]:
+def _told(value: Any) -> tuple[str | None, list[Any]]:
     """The message of an error body, and the words under ``code`` and ``type`` (H2, D44)."""
     if isinstance(value, list):
         value = value[0] if value else None
     if isinstance(value, str):
-        return _said(value), []
+        return _said(value) or None, []
     if not isinstance(value, dict):
         return None, []
     error = value.get("error")
@@ -351,7 +287,7 @@ def _encodable(text: str) -> str:
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
-def _is_overflow(message: Optional[str], codes: Sequence[Any]) -> bool:
+def _is_overflow(message: str | None, codes: Sequence[Any]) -> bool:
     by_code = any(isinstance(code, str) and code in _OVERFLOW_CODES for code in codes)
     return by_code or (message is not None and _OVERFLOW_WORDS.search(message) is not None)
 
@@ -404,27 +340,69 @@ def _compact_json(value: Any) -> str:
 
 FinishReason = Literal["stop", "tool_calls", "length", "content_filter", "refusal"]
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
-_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
-_FINISHES = ("stop", "tool_calls", "length", "content_filter", "refusal")
-
+FilePath = Union[str, "os.PathLike[str]"]
+Count = int  # not negative
 _set = object.__setattr__
 
 
+class _Signature:
+    """The signature that ``help()`` shows, made when it is asked for: inspect is not imported."""
+
+    def __get__(self, value: object, cls: type[_Value]) -> Any:
+        import inspect
+
+        make, places = inspect.Parameter, inspect.Parameter.POSITIONAL_OR_KEYWORD
+        parameters: list[Any] = []
+        for place, name in enumerate(cls._fields):
+            default = cls._defaults.get(name, make.empty)
+            kind = places if place < cls._positional else make.KEYWORD_ONLY
+            parameters.append(make(name, kind, default=default))
+        return inspect.Signature(parameters)
+
+
+@dataclass_transform(frozen_default=True)
 class _Value:
-    """An immutable value. Its fields are ``__slots__``; ``__init__`` takes them by name.
+    """An immutable value: its annotations are its fields, in order, and how they are checked.
 
     Not a dataclass: with lazy annotations those fail in a module that is not in ``sys.modules``
     (a pasted cell, some plugin loaders), and importing them brings ``inspect``.
     """
 
-    __slots__: Tuple[str, ...] = ()
-    _apart: ClassVar[FrozenSet[str]] = frozenset()  # fields outside equality
-    _tag: ClassVar[Dict[str, str]] = {}  # what tells the dict form from its siblings
-    _readers: ClassVar[Dict[str, Callable[[Any], Any]]] = {}  # dict form to field, where they differ
+    __slots__: ClassVar[tuple[str, ...]] = ()
+    __signature__ = _Signature()
+    _fields: ClassVar[dict[str, str]]
+    _defaults: ClassVar[dict[str, Any]]
+    _positional: ClassVar[int] = 2  # the others are taken by name only
+    _apart: ClassVar[tuple[str, ...]] = ()  # outside equality
+    _tag: ClassVar[dict[str, str]] = {}  # what tells the dict form from its siblings
 
-    def _fill(self, *values: Any) -> None:
-        for name, value in zip(self.__slots__, values):
-            _set(self, name, value)
+    def __init_subclass__(cls) -> None:
+        notes = cls.__annotations__.items()
+        cls._fields = {name: kind for name, kind in notes if not kind.startswith("ClassVar")}
+        cls._defaults = {n: cls.__dict__[n] for n in cls._fields if n in cls.__dict__}
+        for name in cls.__slots__:
+            cls._defaults.pop(name, None)  # slots are descriptors, not defaults
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        cls = type(self)
+        if len(args) > cls._positional:
+            raise TypeError(
+                f"{cls.__name__} takes {cls._positional} arguments by place: name the rest"
+            )
+        given = dict(zip(cls._fields, args))
+        for name, value in kwargs.items():
+            if name not in cls._fields or name in given:
+                raise TypeError(f"{cls.__name__} got an unexpected argument {name!r}")
+            given[name] = value
+        for name, kind in cls._fields.items():
+            if name not in given and name not in cls._defaults:
+                raise TypeError(f"{cls.__name__} needs {name}")
+            value = given.get(name, cls._defaults.get(name))
+            _set(self, name, _checked(value, kind, f"{cls.__name__}.{name}"))
+        self._validate()
+
+    def _validate(self) -> None:
+        """What the annotations do not say."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         raise AttributeError(f"{type(self).__name__} is immutable: use replace({name}=...)")
@@ -432,72 +410,64 @@ class _Value:
     def __delattr__(self, name: str) -> None:
         raise AttributeError(f"{type(self).__name__} is immutable")
 
-    def _fields(self) -> Dict[str, Any]:
-        return {name: getattr(self, name) for name in self.__slots__}
-
-    def _compared(self) -> List[Any]:
-        return [getattr(self, name) for name in self.__slots__ if name not in self._apart]
+    def _values(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self._fields}
 
     def __eq__(self, other: object) -> bool:
         if type(other) is not type(self):
             return NotImplemented
-        return self._compared() == other._compared()
+        return all(
+            getattr(self, n) == getattr(other, n) for n in self._fields if n not in self._apart
+        )
 
     def __hash__(self) -> int:
-        return hash((type(self).__name__, _hashable(self._compared())))
+        return hash(
+            tuple(_hashable(getattr(self, n)) for n in self._fields if n not in self._apart)
+        )
 
-    def _set_fields(self) -> Dict[str, Any]:
-        """The fields that differ from their defaults. A dict's is None, and stands for {}."""
-        defaults = _defaults(type(self))
-        return {
-            name: value
-            for name, value in self._fields().items()
-            if name not in defaults or (value != defaults[name] and value != {})
-        }
+    def _set_fields(self) -> dict[str, Any]:
+        """The fields that differ from their defaults."""
+        values, defaults = self._values(), self._defaults
+        return {n: v for n, v in values.items() if n not in defaults or v != defaults[n]}
 
     def __repr__(self) -> str:
         fields = ", ".join(f"{name}={value!r}" for name, value in self._set_fields().items())
         return f"{type(self).__name__}({fields})"
 
-    def __reduce__(self) -> Tuple[Any, ...]:
-        return _rebuild, (type(self), self._fields())
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _call_with, (type(self), self._values())
 
     def replace(self, **changes: Any) -> Self:
         """A copy with some fields changed."""
-        return _rebuild(type(self), {**self._fields(), **changes})
+        return _call_with(type(self), {**self._values(), **changes})
 
-    def to_dict(self) -> Dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """The value as plain JSON types; fields at their defaults are left out."""
-        data: Dict[str, Any] = dict(self._tag)
+        data: dict[str, Any] = dict(self._tag)
         data.update((name, _plain(value)) for name, value in self._set_fields().items())
         return data
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
         """What ``to_dict`` wrote; unknown keys are ignored. Raises ``ConfigError``."""
-        if not isinstance(data, dict):
-            raise ConfigError(f"{cls.__name__}.from_dict takes a dict, not {_shown(data)}")
-        fields: Dict[str, Any] = {}
-        for name in cls.__slots__:
+        _check(data, dict, f"the dict form of {cls.__name__}")
+        fields: dict[str, Any] = {}
+        for name, kind in cls._fields.items():
             if name in data:
-                reader = cls._readers.get(name)
-                fields[name] = reader(data[name]) if reader else data[name]
+                what = f"{cls.__name__}.{name}"
+                fields[name] = _checked(_from_plain(data[name], kind, what), kind, what)
         try:
-            return _rebuild(cls, fields)
+            return cls._from_fields(fields)
         except TypeError as error:
-            raise ConfigError(f"not the dict form of {cls.__name__}: {error}") from None
+            raise ConfigError(f"not a dict form: {error}") from None
+
+    @classmethod
+    def _from_fields(cls, fields: dict[str, Any]) -> Self:
+        return cls(**fields)
 
 
-def _rebuild(cls: Type[_V], fields: Dict[str, Any]) -> _V:
-    return cls(**fields)
-
-
-def _defaults(cls: type) -> Dict[str, Any]:
-    """The defaults in the signature of ``cls.__init__``, so that they stand in one place."""
-    function: Any = cls.__init__
-    code, positional = function.__code__, function.__defaults__ or ()
-    names = code.co_varnames[code.co_argcount - len(positional) : code.co_argcount]
-    return {**dict(zip(names, positional)), **(function.__kwdefaults__ or {})}
+def _call_with(function: Callable[..., _T], options: dict[str, Any]) -> _T:
+    return function(**options)
 
 
 def _hashable(value: Any) -> Any:
@@ -520,16 +490,7 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _each(reader: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    def read(value: Any) -> List[Any]:
-        if not isinstance(value, (list, tuple)):
-            raise ConfigError(f"a list was expected, not {_shown(value)}")
-        return [reader(item) for item in value]
-
-    return read
-
-
-def _check(value: Any, kinds: Union[type, Tuple[type, ...]], what: str) -> Any:
+def _check(value: Any, kinds: type | tuple[type, ...], what: str) -> Any:
     """``value`` when it is one of ``kinds`` (``True`` is no integer), else ConfigError."""
     kinds = kinds if isinstance(kinds, tuple) else (kinds,)
     if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
@@ -538,38 +499,60 @@ def _check(value: Any, kinds: Union[type, Tuple[type, ...]], what: str) -> Any:
     return value
 
 
-def _count(value: Any, what: str) -> Any:
-    if _check(value, (int, type(None)), what) is not None and value < 0:
+_OPTIONAL = re.compile(r"(.*) \| None\Z")
+_SEQUENCE = re.compile(r"Sequence\[(.*)\]\Z")
+
+
+def _checked(value: Any, kind: str, what: str) -> Any:
+    """A field's value, by its annotation: sequences become tuples, dicts are copied."""
+    optional, sequence = _OPTIONAL.match(kind), _SEQUENCE.match(kind)
+    if optional is not None:
+        return None if value is None else _checked(value, optional.group(1), what)
+    if sequence is not None:
+        if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
+            raise ConfigError(f"{what} must be a list, not {type(value).__name__}")
+        items = enumerate(value)
+        return tuple(
+            _checked(item, sequence.group(1), f"{what}[{place}]") for place, item in items
+        )
+    if kind in _CHOICES:
+        return _choice(value, _CHOICES[kind], what)
+    if kind == "FilePath":
+        return os.fsdecode(_check(value, (str, os.PathLike), what))
+    _check(value, _KINDS[kind], what)
+    if isinstance(value, (int, float)) and not abs(value) < float("inf"):
+        raise ConfigError(f"{what} must be finite")
+    if isinstance(value, int) and kind == "Count" and value < 0:
         raise ConfigError(f"{what} must not be negative")
+    if isinstance(value, dict):
+        for key in value:
+            _check(key, str, f"a key of {what}")
+        return dict(value)
     return value
 
 
-def _number(value: Any, what: str) -> Any:
-    _check(value, (int, float, type(None)), what)
-    if value is not None and not abs(value) < float("inf"):
-        raise ConfigError(f"{what} must be a finite number")
+def _choice(value: Any, choices: Sequence[str], what: str) -> Any:
+    if not isinstance(value, str) or value not in choices:
+        raise ConfigError(f"{what} must be one of {', '.join(choices)}, not {_shown(value)}")
     return value
 
 
-def _choice(value: Any, choices: Sequence[Any], what: str) -> Any:
-    if not any(value == choice and type(value) is type(choice) for choice in choices):
-        known = ", ".join("None" if choice is None else f'"{choice}"' for choice in choices)
-        raise ConfigError(f"{what} must be one of {known}, not {_shown(value)}")
-    return value
+def _from_plain(value: Any, kind: str, what: str) -> Any:
+    """A field's value from its dict form, by its annotation."""
+    optional, sequence = _OPTIONAL.match(kind), _SEQUENCE.match(kind)
+    if optional is not None:
+        return None if value is None else _from_plain(value, optional.group(1), what)
+    if sequence is not None:
+        return [_from_plain(item, sequence.group(1), what) for item in _check(value, list, what)]
+    reader = _DICT_FORMS.get(kind)
+    return value if reader is None else reader(value)
 
 
-def _tuple_of(values: Any, kinds: Union[type, Tuple[type, ...]], what: str) -> Tuple[Any, ...]:
-    if isinstance(values, (str, bytes)) or not isinstance(values, Iterable):
-        raise ConfigError(f"{what} must be a list, not {type(values).__name__}")
-    return tuple(_check(item, kinds, f"{what}[{index}]") for index, item in enumerate(values))
-
-
-def _mapping(value: Any, what: str) -> Dict[str, Any]:
-    """A copy of a caller's dict, whose keys are strings."""
-    data: Dict[str, Any] = dict(_check(value, (dict, type(None)), what) or {})
-    for key in data:
-        _check(key, str, f"a key of {what}")
-    return data
+def _base64(value: Any) -> bytes:
+    try:
+        return binascii.a2b_base64(_check(value, str, "data").encode("ascii"))
+    except ValueError:  # binascii.Error is one
+        raise ConfigError("data must be base64") from None
 
 
 class Image(_Value):
@@ -578,46 +561,22 @@ class Image(_Value):
     ``media_type`` is told by the first bytes, or the name's extension, when it is not given.
     """
 
-    __slots__ = ("path", "data", "media_type")
+    _positional = 1
     _tag = {"type": "image"}
-    _readers = {"data": lambda value: _from_base64(value)}
-    path: Optional[str]
-    data: Optional[bytes]
-    media_type: Optional[str]
+    path: FilePath | None = None
+    data: bytes | None = None
+    media_type: str | None = None
 
-    def __init__(
-        self,
-        path: Union[str, os.PathLike[str], None] = None,
-        *,
-        data: Optional[bytes] = None,
-        media_type: Optional[str] = None,
-    ) -> None:
-        if (path is None) == (data is None):
+    def _validate(self) -> None:
+        if (self.path is None) == (self.data is None):
             raise ConfigError("an Image takes a path or data=, and not both")
-        if media_type is not None and not re.match(r"image/[\w.+-]+\Z", _check(media_type, str, "media_type"), re.ASCII):
-            raise ConfigError('media_type must be like "image/png"')
-        _check(data, (bytes, type(None)), "data")
-        self._fill(_path(path, "path"), data, media_type)
+        if not re.match(r"image/[A-Za-z0-9_.+-]+\Z", self.media_type or "image/any"):
+            raise ConfigError('Image.media_type must be like "image/png"')
 
     def __repr__(self) -> str:
         if self.data is None:
             return super().__repr__()
         return f"Image(data=<{len(self.data)} bytes>, media_type={self.media_type!r})"
-
-
-def _from_base64(value: Any) -> bytes:
-    try:
-        return binascii.a2b_base64(_check(value, str, "data").encode("ascii"))
-    except ValueError:  # binascii.Error is one
-        raise ConfigError("data must be base64") from None
-
-
-def _path(value: Any, what: str) -> Any:
-    if value is None:
-        return None
-    if not isinstance(value, (str, os.PathLike)):
-        raise ConfigError(f"{what} must be a path, not {type(value).__name__}")
-    return os.fsdecode(value)
 
 
 class TextFile(_Value):
@@ -627,62 +586,43 @@ class TextFile(_Value):
     measures it), so that the file is read once, while it is sent.
     """
 
-    __slots__ = ("path", "text", "escaped_len")
+    _positional = 1
     _tag = {"type": "text_file"}
-    path: str
-    text: Optional[str]
-    escaped_len: Optional[int]
-
-    def __init__(
-        self,
-        path: Union[str, os.PathLike[str]],
-        *,
-        text: Optional[str] = None,
-        escaped_len: Optional[int] = None,
-    ) -> None:
-        _check(path, (str, os.PathLike), "path")
-        _check(text, (str, type(None)), "text")
-        self._fill(_path(path, "path"), text, _count(escaped_len, "escaped_len"))
+    path: FilePath
+    text: str | None = None
+    escaped_len: Count | None = None
 
     @property
     def name(self) -> str:
         """The name the model sees: the last part of the path."""
-        return os.path.basename(self.path) or self.path
+        return os.path.basename(self.path) or os.fsdecode(self.path)
 
 
 Part = Union[str, Image, TextFile]
 
 
 class ToolCall(_Value):
-    """A call the model made. ``arguments`` is the JSON text the server sent."""
+    """A call the model made. ``arguments`` is the JSON text the server sent.
 
-    __slots__ = ("id", "name", "arguments", "extra")
+    ``extra`` is what else the server sent with it, and goes back with the call.
+    """
+
+    _positional = 3
     id: str
     name: str
-    arguments: str
-    extra: Dict[str, Any]
-    """What else the server sent with it; goes back with the call."""
-
-    def __init__(
-        self, id: str, name: str, arguments: str = "", *, extra: Optional[Dict[str, Any]] = None
-    ) -> None:
-        self._fill(
-            _check(id, str, "id"),
-            _check(name, str, "name"),
-            _check(arguments, str, "arguments"),
-            _mapping(extra, "extra"),
-        )
+    arguments: str = ""
+    extra: dict[str, Any] = {}
 
     @overload
     def parse(self) -> Any: ...
     @overload
     def parse(self, into: Callable[[Any], _T]) -> _T: ...
-    def parse(self, into: Optional[Callable[[Any], Any]] = None) -> Any:
+    def parse(self, into: Callable[[Any], Any] | None = None) -> Any:
         """The arguments as a value; none at all are ``{}``. Raises ``ValueError``."""
         return _parse_text(self.arguments if self.arguments.strip() else "{}", into, "arguments")
 
 
-def _parse_text(text: str, into: Optional[Callable[[Any], Any]], what: str) -> Any:
+def _parse_text(text: str, into: Callable[[Any], Any] | None, what: str) -> Any:
     try:
         # Every version is held to one limit on digits: arguments and answers are not trusted.
         value = json.loads(text, parse_constant=_refuse_constant, parse_int=_bounded_int)
@@ -694,60 +634,35 @@ def _parse_text(text: str, into: Optional[Callable[[Any], Any]], what: str) -> A
 
 
 class Reasoning(_Value):
-    """Reasoning, and the carrier it came in: a delta key, ``think`` tags or ``content_parts``."""
+    """Reasoning, and the carrier it came in: a delta key, ``think`` or ``content_parts``.
 
-    __slots__ = ("text", "source", "extra")
+    ``extra`` is opaque data (a signature, say) that an API needs back unchanged.
+    """
+
     text: str
-    source: str
-    extra: Dict[str, Any]
-    """Opaque data (a signature, say) that an API needs back unchanged."""
-
-    def __init__(
-        self,
-        text: str,
-        source: str = "reasoning_content",
-        *,
-        extra: Optional[Dict[str, Any]] = None,
-    ) -> None:
-        self._fill(
-            _check(text, str, "text"), _check(source, str, "source"), _mapping(extra, "extra")
-        )
+    source: str = "reasoning_content"
+    extra: dict[str, Any] = {}
 
 
 class User(_Value):
     """What the user says: texts, images and text files, in order."""
 
-    __slots__ = ("parts",)
     _tag = {"role": "user"}
-    parts: Tuple[Part, ...]
+    parts: Sequence[Part]
 
     def __init__(self, *parts: Part) -> None:
-        self._fill(_tuple_of(parts, (str, Image, TextFile), "parts"))
+        super().__init__(parts)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return User, tuple(self.parts)
 
     def replace(self, **changes: Any) -> User:
         """A copy with other ``parts``."""
-        fields = {**self._fields(), **changes}
-        return User(*fields.pop("parts"), **fields)
-
-    def __reduce__(self) -> Tuple[Any, ...]:
-        return User, self.parts
+        return self._from_fields({"parts": self.parts, **changes})
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> User:
-        """What ``to_dict`` wrote. Raises ``ConfigError``."""
-        _check(data, dict, "a message")
-        return User(*_each(_part_from_dict)(data.get("parts", [])))
-
-
-def _part_from_dict(data: Any) -> Part:
-    if isinstance(data, str):
-        return data
-    kind = _check(data, dict, "a part").get("type")
-    if kind == "image":
-        return Image.from_dict(data)
-    if kind == "text_file":
-        return TextFile.from_dict(data)
-    raise ConfigError(f"a part has no type {_shown(kind)}")
+    def _from_fields(cls, fields: dict[str, Any]) -> User:
+        return cls(*fields.pop("parts", ()), **fields)
 
 
 class Assistant(_Value):
@@ -756,88 +671,43 @@ class Assistant(_Value):
     ``extra`` goes back with the reasoning, when ``Request.send_reasoning`` is set.
     """
 
-    __slots__ = ("text", "tool_calls", "reasoning", "extra")
+    _positional = 1
     _tag = {"role": "assistant"}
-    _readers = {"tool_calls": _each(ToolCall.from_dict), "reasoning": _each(Reasoning.from_dict)}
-    text: str
-    tool_calls: Tuple[ToolCall, ...]
-    reasoning: Tuple[Reasoning, ...]
-    extra: Dict[str, Any]
-
-    def __init__(
-        self,
-        text: str = "",
-        *,
-        tool_calls: Iterable[ToolCall] = (),
-        reasoning: Iterable[Reasoning] = (),
-        extra: Optional[Dict[str, Any]] = None,
-    ) -> None:
-        self._fill(
-            _check(text, str, "text"),
-            _tuple_of(tool_calls, ToolCall, "tool_calls"),
-            _tuple_of(reasoning, Reasoning, "reasoning"),
-            _mapping(extra, "extra"),
-        )
+    text: str = ""
+    tool_calls: Sequence[ToolCall] = ()
+    reasoning: Sequence[Reasoning] = ()
+    extra: dict[str, Any] = {}
 
 
 class ToolResult(_Value):
     """The answer to a call. A failed one (``is_error``) is told to the model as ``error: ...``."""
 
-    __slots__ = ("call_id", "content", "is_error")
     _tag = {"role": "tool"}
     call_id: str
     content: str
-    is_error: bool
-
-    def __init__(self, call_id: str, content: str, *, is_error: bool = False) -> None:
-        self._fill(
-            _check(call_id, str, "call_id"),
-            _check(content, str, "content"),
-            _check(is_error, bool, "is_error"),
-        )
+    is_error: bool = False
 
 
 Message = Union[User, Assistant, ToolResult]
-_MESSAGES: Dict[Any, Type[Any]] = {"user": User, "assistant": Assistant, "tool": ToolResult}
-
-
-def message_from_dict(data: Mapping[str, Any]) -> Message:
-    """The message that ``message.to_dict()`` wrote. Raises ``ConfigError``."""
-    role = _check(data, dict, "a message").get("role")
-    if not isinstance(role, str) or role not in _MESSAGES:
-        raise ConfigError(f"a message has no role {_shown(role)}")
-    return _MESSAGES[role].from_dict(data)
 
 
 class Tool(_Value):
     """A tool the model may call; ``parameters`` is the JSON Schema of its arguments."""
 
-    __slots__ = ("name", "description", "parameters")
+    _positional = 3
     name: str
-    description: str
-    parameters: Dict[str, Any]
+    description: str = ""
+    parameters: dict[str, Any] = {"type": "object", "properties": {}}
 
-    def __init__(
-        self,
-        name: str,
-        description: str = "",
-        parameters: Optional[Dict[str, Any]] = None,
-    ) -> None:
-        if not _check(name, str, "name"):
+    def _validate(self) -> None:
+        if not self.name:
             raise ConfigError("a Tool needs a name")
-        if parameters is None:
-            parameters = {"type": "object", "properties": {}}
-        self._fill(name, _check(description, str, "description"), _mapping(parameters, "parameters"))
 
 
 class NamedTool(_Value):
     """A tool choice: the model must call this tool."""
 
-    __slots__ = ("name",)
     name: str
-
-    def __init__(self, name: str) -> None:
-        self._fill(_check(name, str, "name"))
 
 
 class JsonSchema(_Value):
@@ -846,57 +716,48 @@ class JsonSchema(_Value):
     ``strict`` asks OpenAI and Azure to guarantee it, and their rules for schemas then apply.
     """
 
-    __slots__ = ("name", "schema", "strict")
     name: str
-    schema: Dict[str, Any]
-    strict: bool
+    schema: dict[str, Any]
+    strict: bool = False
 
-    def __init__(self, name: str, schema: Dict[str, Any], *, strict: bool = False) -> None:
-        if not re.match(r"[A-Za-z0-9_-]{1,64}\Z", _check(name, str, "name")):
+    def _validate(self) -> None:
+        if not re.match(r"[A-Za-z0-9_-]{1,64}\Z", self.name):
             raise ConfigError("the name of a JsonSchema is 1 to 64 of A-Z a-z 0-9 _ -")
-        self._fill(name, _mapping(_check(schema, dict, "schema"), "schema"), _check(strict, bool, "strict"))
 
 
 ToolChoice = Union[Literal["auto", "none", "required"], NamedTool]
 ResponseFormat = Union[Literal["text", "json_object"], JsonSchema]
 
-# Keys of the body that svir writes itself: `extra` may not set them behind its back.
+# Keys of the body that svir writes itself, and what sets them: `extra` may not, behind its back.
 _OWN_KEYS = {
-    "model": "model",
-    "messages": "messages",
-    "max_tokens": "max_tokens=",
-    "max_completion_tokens": "max_tokens=",
-    "temperature": "temperature=",
-    "top_p": "top_p=",
-    "stop": "stop=",
-    "seed": "seed=",
-    "tools": "tools=",
-    "tool_choice": "tool_choice=",
-    "response_format": "response_format=",
-    "reasoning_effort": "reasoning_effort=",
-    "stream_options": "include_usage=",
-    "stream": "client.stream() alone: svir always streams",
+    **{key: key for key in ("model", "messages", "temperature", "top_p", "stop", "seed", "tools")},
+    **{key: key for key in ("max_tokens", "tool_choice", "response_format", "reasoning_effort")},
+    "max_completion_tokens": "max_tokens",
+    "stream_options": "include_usage",
+    "stream": "nothing: svir always streams",
     "n": "one call for each answer",
 }
 
 if TYPE_CHECKING:
 
-    class _RequestFields(TypedDict, total=False):
-        model: str
-        messages: Union[str, Message, Iterable[Message]]
-        system: Optional[str]
+    class _RequestOptions(TypedDict, total=False):
+        system: str | None
         tools: Iterable[Tool]
         tool_choice: ToolChoice
         response_format: ResponseFormat
-        reasoning_effort: Optional[ReasoningEffort]
-        max_tokens: Optional[int]
-        temperature: Optional[float]
-        top_p: Optional[float]
-        stop: Union[str, Iterable[str]]
-        seed: Optional[int]
+        reasoning_effort: ReasoningEffort | None
+        max_tokens: int | None
+        temperature: float | None
+        top_p: float | None
+        stop: str | Iterable[str]
+        seed: int | None
         send_reasoning: bool
-        include_usage: Optional[bool]
-        extra: Optional[Dict[str, Any]]
+        include_usage: bool | None
+        extra: dict[str, Any]
+
+    class _RequestFields(_RequestOptions, total=False):
+        model: str
+        messages: str | Message | Iterable[Message]
 
 
 class Request(_Value):
@@ -909,152 +770,79 @@ class Request(_Value):
     ``extra``: other fields of the body, as they are.
     """
 
-    __slots__ = (
-        "model",
-        "messages",
-        "system",
-        "tools",
-        "tool_choice",
-        "response_format",
-        "reasoning_effort",
-        "max_tokens",
-        "temperature",
-        "top_p",
-        "stop",
-        "seed",
-        "send_reasoning",
-        "include_usage",
-        "extra",
-    )
-    _readers = {
-        "messages": _each(message_from_dict),
-        "tools": _each(Tool.from_dict),
-        "tool_choice": lambda v: v if isinstance(v, str) else NamedTool.from_dict(v),
-        "response_format": lambda v: v if isinstance(v, str) else JsonSchema.from_dict(v),
-    }
     model: str
-    messages: Tuple[Message, ...]
-    system: Optional[str]
-    tools: Tuple[Tool, ...]
-    tool_choice: ToolChoice
-    response_format: ResponseFormat
-    reasoning_effort: Optional[ReasoningEffort]
-    max_tokens: Optional[int]
-    temperature: Optional[float]
-    top_p: Optional[float]
-    stop: Tuple[str, ...]
-    seed: Optional[int]
-    send_reasoning: bool
-    include_usage: Optional[bool]
-    extra: Dict[str, Any]
-
-    def __init__(
-        self,
-        model: str,
-        messages: Union[str, Message, Iterable[Message]],
-        *,
-        system: Optional[str] = None,
-        tools: Iterable[Tool] = (),
-        tool_choice: ToolChoice = "auto",
-        response_format: ResponseFormat = "text",
-        reasoning_effort: Optional[ReasoningEffort] = None,
-        max_tokens: Optional[int] = None,
-        temperature: Optional[float] = None,
-        top_p: Optional[float] = None,
-        stop: Union[str, Iterable[str]] = (),
-        seed: Optional[int] = None,
-        send_reasoning: bool = False,
-        include_usage: Optional[bool] = None,
-        extra: Optional[Dict[str, Any]] = None,
-    ) -> None:
-        if not _check(model, str, "model"):
-            raise ConfigError("a Request needs a model: client.list_models() tells the names")
-        if isinstance(messages, str):
-            messages = (User(messages),)
-        elif isinstance(messages, (User, Assistant, ToolResult)):
-            messages = (messages,)
-        if not isinstance(tool_choice, NamedTool):
-            _choice(tool_choice, ("auto", "none", "required"), "tool_choice")
-        if not isinstance(response_format, JsonSchema):
-            _choice(response_format, ("text", "json_object"), "response_format")
-        self._fill(
-            model,
-            _tuple_of(messages, (User, Assistant, ToolResult), "messages"),
-            _check(system, (str, type(None)), "system"),
-            _tuple_of(tools, Tool, "tools"),
-            tool_choice,
-            response_format,
-            _choice(reasoning_effort, (None, *_EFFORTS), "reasoning_effort"),
-            _count(max_tokens, "max_tokens"),
-            _number(temperature, "temperature"),
-            _number(top_p, "top_p"),
-            (stop,) if isinstance(stop, str) else _tuple_of(stop, str, "stop"),
-            _check(seed, (int, type(None)), "seed"),
-            _check(send_reasoning, bool, "send_reasoning"),
-            _check(include_usage, (bool, type(None)), "include_usage"),
-            _body_extra(extra),
-        )
+    messages: Sequence[Message]
+    system: str | None = None
+    tools: Sequence[Tool] = ()
+    tool_choice: ToolChoice = "auto"
+    response_format: ResponseFormat = "text"
+    reasoning_effort: ReasoningEffort | None = None
+    max_tokens: Count | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    stop: Sequence[str] = ()
+    seed: int | None = None
+    send_reasoning: bool = False
+    include_usage: bool | None = None
+    extra: dict[str, Any] = {}
 
     if TYPE_CHECKING:
 
-        def replace(self, **changes: Unpack[_RequestFields]) -> Request:
-            """A copy with some fields changed."""
-            ...
+        def __init__(
+            self,
+            model: str,
+            messages: str | Message | Iterable[Message],
+            **fields: Unpack[_RequestOptions],
+        ) -> None: ...
+        def replace(self, **changes: Unpack[_RequestFields]) -> Request: ...
+    else:
 
+        def __init__(self, model, messages, **fields):
+            if isinstance(messages, str):
+                messages = (User(messages),)
+            elif isinstance(messages, (User, Assistant, ToolResult)):
+                messages = (messages,)
+            if isinstance(fields.get("stop"), str):
+                fields["stop"] = (fields["stop"],)
+            super().__init__(model, messages, **fields)
 
-def _body_extra(extra: Any) -> Dict[str, Any]:
-    data = _mapping(extra, "extra")
-    for key in data:
-        if key in _OWN_KEYS:
-            raise ConfigError(f"extra must not set {key!r}: use {_OWN_KEYS[key]}")
-    return data
+    def _validate(self) -> None:
+        if not self.model:
+            raise ConfigError("a Request needs a model: client.list_models() tells the names")
+        if isinstance(self.tool_choice, str):
+            _choice(self.tool_choice, ("auto", "none", "required"), "tool_choice")
+        if isinstance(self.response_format, str):
+            _choice(self.response_format, ("text", "json_object"), "response_format")
+        for key in self.extra:
+            if key in _OWN_KEYS:
+                raise ConfigError(f"extra must not set {key!r}: use {_OWN_KEYS[key]}")
 
 
 class Usage(_Value):
     """Tokens, as the server counted them."""
 
-    __slots__ = ("prompt_tokens", "completion_tokens", "total_tokens", "reasoning_tokens")
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
-    reasoning_tokens: Optional[int]
-
-    def __init__(
-        self,
-        prompt_tokens: int,
-        completion_tokens: int,
-        total_tokens: int,
-        reasoning_tokens: Optional[int] = None,
-    ) -> None:
-        self._fill(
-            _count(_check(prompt_tokens, int, "prompt_tokens"), "prompt_tokens"),
-            _count(_check(completion_tokens, int, "completion_tokens"), "completion_tokens"),
-            _count(_check(total_tokens, int, "total_tokens"), "total_tokens"),
-            _count(reasoning_tokens, "reasoning_tokens"),
-        )
+    _positional = 4
+    prompt_tokens: Count
+    completion_tokens: Count
+    total_tokens: Count
+    reasoning_tokens: Count | None = None
 
 
 class Timing(_Value):
-    """When visible tokens arrived, in seconds after the request was sent (P7)."""
+    """When visible tokens arrived, in seconds after the request was sent (P7).
 
-    __slots__ = ("first_token", "last_token", "pieces", "tokens")
+    ``pieces``: the chunks that showed something. ``tokens``: the tokens in them, as the server
+    counted them, else one a piece.
+    """
+
+    _positional = 4
     first_token: float
     last_token: float
-    pieces: int
-    """Chunks that showed something."""
-    tokens: int
-    """Tokens in them: the server's count where it gave one, else one a piece."""
-
-    def __init__(self, first_token: float, last_token: float, pieces: int, tokens: int) -> None:
-        self._fill(
-            _number(_check(first_token, (int, float), "first_token"), "first_token"),
-            _number(_check(last_token, (int, float), "last_token"), "last_token"),
-            _count(_check(pieces, int, "pieces"), "pieces"),
-            _count(_check(tokens, int, "tokens"), "tokens"),
-        )
+    pieces: Count
+    tokens: Count
 
     @property
-    def tokens_per_second(self) -> Optional[float]:
+    def tokens_per_second(self) -> float | None:
         """From the first token to the last; None when there is no honest rate (3.6)."""
         window = self.last_token - self.first_token
         if self.pieces < 2 or window < 0.05:
@@ -1068,74 +856,28 @@ _SENT_BACK = ("reasoning_details", "extra_content")
 
 
 class Completion(_Value):
-    """An answer. Whole when ``finish_reason`` is set; an error's ``partial`` has None."""
+    """An answer. Whole when ``finish_reason`` is set; an error's ``partial`` has None.
 
-    __slots__ = (
-        "text",
-        "tool_calls",
-        "partial_tool_calls",
-        "reasoning",
-        "finish_reason",
-        "usage",
-        "id",
-        "model",
-        "timing",
-        "quirks",
-        "extra",
-    )
-    _apart = frozenset(("timing",))
-    _readers = {
-        "tool_calls": _each(ToolCall.from_dict),
-        "partial_tool_calls": _each(ToolCall.from_dict),
-        "reasoning": _each(Reasoning.from_dict),
-        "usage": lambda v: None if v is None else Usage.from_dict(v),
-        "timing": lambda v: None if v is None else Timing.from_dict(v),
-    }
-    text: str
-    """As the server sent it. With finish "content_filter" it may hold what was filtered."""
-    tool_calls: Tuple[ToolCall, ...]
-    """Whole calls, ready to run."""
-    partial_tool_calls: Tuple[ToolCall, ...]
-    """Calls of an answer the length limit cut off: for display, never to run."""
-    reasoning: Tuple[Reasoning, ...]
-    finish_reason: Optional[FinishReason]
-    usage: Optional[Usage]
-    id: str
-    model: str
-    timing: Optional[Timing]
-    quirks: Tuple[str, ...]
-    """Names of the known deviations the server showed, in order (docs/decoding.md)."""
-    extra: Dict[str, Any]
-    """The server's other fields; those of deltas are under ``extra["delta"]``."""
+    ``text``: as the server sent it; with finish "content_filter" it may hold what was filtered.
+    ``tool_calls``: whole calls, ready to run.
+    ``partial_tool_calls``: calls of an answer that was cut off: for display, never to run.
+    ``quirks``: names of the known deviations the server showed, in order (docs/decoding.md).
+    ``extra``: the server's other fields; those of deltas are under ``extra["delta"]``.
+    """
 
-    def __init__(
-        self,
-        text: str = "",
-        *,
-        tool_calls: Iterable[ToolCall] = (),
-        partial_tool_calls: Iterable[ToolCall] = (),
-        reasoning: Iterable[Reasoning] = (),
-        finish_reason: Optional[FinishReason] = None,
-        usage: Optional[Usage] = None,
-        id: str = "",
-        model: str = "",
-        timing: Optional[Timing] = None,
-        quirks: Iterable[str] = (),
-        extra: Optional[Dict[str, Any]] = None,
-    ) -> None:
-        self._fill(
-            _check(text, str, "text"),
-            _tuple_of(tool_calls, ToolCall, "tool_calls"),
-            _tuple_of(partial_tool_calls, ToolCall, "partial_tool_calls"),
-            _tuple_of(reasoning, Reasoning, "reasoning"),
-            _choice(finish_reason, (None, *_FINISHES), "finish_reason"),
-            _check(usage, (Usage, type(None)), "usage"),
-            _check(id, str, "id"),
-            _check(model, str, "model"),
-            _check(timing, (Timing, type(None)), "timing"),
-            _tuple_of(quirks, str, "quirks"),
-            _mapping(extra, "extra"),
-        )
+    _positional = 1
+    _apart = ("timing",)
+    text: str = ""
+    tool_calls: Sequence[ToolCall] = ()
+    partial_tool_calls: Sequence[ToolCall] = ()
+    reasoning: Sequence[Reasoning] = ()
+    finish_reason: FinishReason | None = None
+    usage: Usage | None = None
+    id: str = ""
+    model: str = ""
+    timing: Timing | None = None
+    quirks: Sequence[str] = ()
+    extra: dict[str, Any] = {}
 
     @property
     def message(self) -> Assistant:
@@ -1153,7 +895,7 @@ class Completion(_Value):
     def parse(self) -> Any: ...
     @overload
     def parse(self, into: Callable[[Any], _T]) -> _T: ...
-    def parse(self, into: Optional[Callable[[Any], Any]] = None) -> Any:
+    def parse(self, into: Callable[[Any], Any] | None = None) -> Any:
         """The text read as JSON, then ``into(value)``. Raises ``ValueError``.
 
         Only an answer that finished with "stop" is read (D41): one that was cut off may still be
@@ -1166,17 +908,23 @@ class Completion(_Value):
         return _parse_text(self.text, into, "contents of the answer")
 
 
+# The events are made in the hot loop: slots and an __init__ of their own make them three times
+# as fast as a value above.
+
+
 class TextDelta(_Value):
     """A piece of the answer's text."""
 
     __slots__ = ("text",)
     _tag = {"type": "text"}
-    _readers = {"text": lambda value: _check(value, str, "text")}
     type: ClassVar[Literal["text"]] = "text"
     text: str
 
     def __init__(self, text: str) -> None:
-        _set(self, "text", text)
+        _set_text(self, text)
+
+
+_set_text: Callable[[TextDelta, str], None] = TextDelta.__dict__["text"].__set__
 
 
 class ReasoningDelta(_Value):
@@ -1184,10 +932,6 @@ class ReasoningDelta(_Value):
 
     __slots__ = ("text", "source")
     _tag = {"type": "reasoning"}
-    _readers = {
-        "text": lambda value: _check(value, str, "text"),
-        "source": lambda value: _check(value, str, "source"),
-    }
     type: ClassVar[Literal["reasoning"]] = "reasoning"
     text: str
     source: str
@@ -1205,14 +949,8 @@ class ToolCallDelta(_Value):
 
     __slots__ = ("index", "id", "name", "arguments")
     _tag = {"type": "tool_call"}
-    _readers = {
-        "index": lambda value: _count(_check(value, int, "index"), "index"),
-        "id": lambda value: _check(value, str, "id"),
-        "name": lambda value: _check(value, str, "name"),
-        "arguments": lambda value: _check(value, str, "arguments"),
-    }
     type: ClassVar[Literal["tool_call"]] = "tool_call"
-    index: int
+    index: Count
     id: str
     name: str
     arguments: str
@@ -1227,57 +965,89 @@ class ToolCallDelta(_Value):
 class Completed(_Value):
     """The end of a whole answer."""
 
-    __slots__ = ("completion",)
     _tag = {"type": "completed"}
-    _readers = {"completion": Completion.from_dict}
     type: ClassVar[Literal["completed"]] = "completed"
     completion: Completion
 
-    def __init__(self, completion: Completion) -> None:
-        self._fill(_check(completion, Completion, "completion"))
-
 
 Event = Union[TextDelta, ReasoningDelta, ToolCallDelta, Completed]
-_EVENTS: Dict[Any, Type[Any]] = {
-    event.type: event for event in (TextDelta, ReasoningDelta, ToolCallDelta, Completed)
-}
-
-
-def event_from_dict(data: Mapping[str, Any]) -> Event:
-    """The event that ``event.to_dict()`` wrote. Raises ``ConfigError``."""
-    kind = _check(data, dict, "an event").get("type")
-    if not isinstance(kind, str) or kind not in _EVENTS:
-        raise ConfigError(f"an event has no type {_shown(kind)}")
-    return _EVENTS[kind].from_dict(data)
 
 
 class Limits(_Value):
     """What an answer may be at most: bytes in all, bytes of one event, tool calls (D32, S13)."""
 
-    __slots__ = ("wire_bytes", "event_bytes", "tool_calls")
-    wire_bytes: int
-    event_bytes: int
-    tool_calls: int
-
-    def __init__(
-        self, *, wire_bytes: int = 64 << 20, event_bytes: int = 4 << 20, tool_calls: int = 64
-    ) -> None:
-        self._fill(
-            _count(_check(wire_bytes, int, "wire_bytes"), "wire_bytes"),
-            _count(_check(event_bytes, int, "event_bytes"), "event_bytes"),
-            _count(_check(tool_calls, int, "tool_calls"), "tool_calls"),
-        )
+    _positional = 0
+    wire_bytes: Count = 64 << 20
+    event_bytes: Count = 4 << 20
+    tool_calls: Count = 64
 
 
 class Model(_Value):
     """A model the server lists."""
 
-    __slots__ = ("id", "name")
     id: str
-    name: Optional[str]
+    name: str | None = None
 
-    def __init__(self, id: str, name: Optional[str] = None) -> None:
-        self._fill(_check(id, str, "id"), _check(name, (str, type(None)), "name"))
+
+def _tagged(key: str, *classes: type[_Value]) -> Callable[[Any], Any]:
+    """A reader of dict forms that are told apart by ``key``."""
+    by_word = {cls._tag[key]: cls for cls in classes}
+
+    def read(data: Any) -> Any:
+        word = _check(data, dict, f"what has a {key}").get(key)
+        if not isinstance(word, str) or word not in by_word:
+            raise ConfigError(f"unknown {key} {_shown(word)}")
+        return by_word[word].from_dict(data)
+
+    return read
+
+
+_read_message = _tagged("role", User, Assistant, ToolResult)
+_read_part = _tagged("type", Image, TextFile)
+_read_event = _tagged("type", TextDelta, ReasoningDelta, ToolCallDelta, Completed)
+
+
+def message_from_dict(data: Mapping[str, Any]) -> Message:
+    """The message that ``message.to_dict()`` wrote. Raises ``ConfigError``."""
+    return _read_message(data)
+
+
+def event_from_dict(data: Mapping[str, Any]) -> Event:
+    """The event that ``event.to_dict()`` wrote. Raises ``ConfigError``."""
+    return _read_event(data)
+
+
+def _or_word(reader: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return lambda data: data if isinstance(data, str) else reader(data)
+
+
+# What an annotation stands for: the types of a value, its words, its dict form where they differ.
+_KINDS: dict[str, tuple[type, ...]] = {
+    **{cls.__name__: (cls,) for cls in (str, bool, int, bytes, ToolCall, Reasoning, Tool)},
+    **{cls.__name__: (cls,) for cls in (Usage, Timing, Completion)},
+    "Count": (int,),
+    "float": (int, float),
+    "dict[str, Any]": (dict,),
+    "Part": (str, Image, TextFile),
+    "Message": (User, Assistant, ToolResult),
+    "ToolChoice": (str, NamedTool),
+    "ResponseFormat": (str, JsonSchema),
+}
+_CHOICES = {
+    "FinishReason": ("stop", "tool_calls", "length", "content_filter", "refusal"),
+    "ReasoningEffort": ("none", "minimal", "low", "medium", "high", "xhigh"),
+}
+_DICT_FORMS: dict[str, Callable[[Any], Any]] = {
+    **{
+        cls.__name__: cls.from_dict
+        for cls in (ToolCall, Reasoning, Tool, Usage, Timing, Completion)
+    },
+    "bytes": _base64,
+    "Part": _or_word(_read_part),
+    "Message": _read_message,
+    "ToolChoice": _or_word(NamedTool.from_dict),
+    "ResponseFormat": _or_word(JsonSchema.from_dict),
+}
 
 
 class Secret:
@@ -1301,9 +1071,9 @@ class Secret:
         return cls._read(value, "env", name)
 
     @classmethod
-    def from_file(cls, path: Union[str, os.PathLike[str]]) -> Secret:
+    def from_file(cls, path: str | os.PathLike[str]) -> Secret:
         """The key in a file of at most 64 KiB. Raises ``ConfigError`` when it cannot be read."""
-        name: str = _path(path, "path")
+        name: str = _checked(path, "FilePath", "path")
         try:
             with open(name, "rb") as file:
                 value = file.read(65537)
@@ -1336,7 +1106,7 @@ class Secret:
         return self.reveal()
 
     def __repr__(self) -> str:
-        origin: Optional[Tuple[str, str]] = self._origin  # type: ignore[attr-defined]
+        origin: tuple[str, str] | None = self._origin  # type: ignore[attr-defined]
         return "Secret(***)" if origin is None else f"Secret.from_{origin[0]}({origin[1]!r})"
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -1354,8 +1124,8 @@ class Secret:
     def __deepcopy__(self, memo: Any) -> Secret:
         return self
 
-    def __reduce__(self) -> Tuple[Any, ...]:
-        origin: Optional[Tuple[str, str]] = self._origin  # type: ignore[attr-defined]
+    def __reduce__(self) -> tuple[Any, ...]:
+        origin: tuple[str, str] | None = self._origin  # type: ignore[attr-defined]
         if origin is None:
             raise TypeError("a literal key is not pickled: use Secret.from_env or from_file")
         return (Secret.from_env if origin[0] == "env" else Secret.from_file), (origin[1],)
@@ -1363,7 +1133,9 @@ class Secret:
 
 # -- 3. Encoder ----------------------------------------------------------------------------------
 
-_BLOCK = 48 * 1024  # bytes of a file at a time: a multiple of 3, so base64 blocks join without padding
+_BLOCK = (
+    48 * 1024
+)  # bytes of a file at a time: a multiple of 3, so base64 blocks join without padding
 
 _TWO_BYTES = b'"\\\n\r\t\b\f'  # escape to a backslash and a letter; other controls to \u00XX
 _SIX_BYTES = bytes(byte for byte in range(0x20) if byte not in _TWO_BYTES)
@@ -1471,11 +1243,15 @@ _IMAGE_TYPES = {  # of svir's own: the system's table is wrong where a registry 
 }
 
 
+def _path_of(part: Image | TextFile) -> str:
+    return "" if part.path is None else os.fsdecode(part.path)
+
+
 def _image_type(image: Image) -> str:
     """Q7: as given, by the first bytes, by the extension."""
     if image.media_type is not None:
         return image.media_type
-    head = image.data if image.data is not None else _first_bytes(image.path or "")
+    head = image.data if image.data is not None else _first_bytes(_path_of(image))
     if head.startswith(b"\x89PNG"):
         return "image/png"
     if head.startswith(b"\xff\xd8\xff"):
@@ -1484,9 +1260,9 @@ def _image_type(image: Image) -> str:
         return "image/gif"
     if head.startswith(b"RIFF") and head[8:12] == b"WEBP":
         return "image/webp"
-    extension = (image.path or "").rpartition(".")[2].lower()
+    extension = _path_of(image).rpartition(".")[2].lower()
     if extension not in _IMAGE_TYPES:
-        what = image.path if image.path is not None else "the image in memory"
+        what = _path_of(image) or "the image in memory"
         raise ConfigError(f'cannot tell the media type of {what}: pass media_type="image/..."')
     return _IMAGE_TYPES[extension]
 
@@ -1497,7 +1273,7 @@ class Body:
     It can be iterated again. Raises ``AttachmentError`` when a file is not what was measured.
     """
 
-    def __init__(self, parts: Sequence[Union[bytes, _FilePart]], images: Tuple[int, int]) -> None:
+    def __init__(self, parts: Sequence[bytes | _FilePart], images: tuple[int, int]) -> None:
         self._parts = parts
         self._images = images  # how many, and their bytes of base64
         self.length: int = sum(len(p) if isinstance(p, bytes) else p.length for p in parts)
@@ -1516,7 +1292,7 @@ class Body:
     def __repr__(self) -> str:
         return f"<Body of {self.length} bytes>"
 
-    def tokens(self, image_tokens: Optional[int]) -> int:
+    def tokens(self, image_tokens: int | None) -> int:
         """An estimate for admission (P14), never too low for text: its bytes.
 
         An image counts as ``image_tokens``, or as its base64 when that is None (O5).
@@ -1529,8 +1305,8 @@ class _Writer:
     """Collects the parts of a body; what is in memory is joined."""
 
     def __init__(self) -> None:
-        self.parts: List[Union[bytes, _FilePart]] = []
-        self.memory: List[bytes] = []
+        self.parts: list[bytes | _FilePart] = []
+        self.memory: list[bytes] = []
         self.images = self.image_bytes = 0
 
     def raw(self, data: bytes) -> None:
@@ -1552,7 +1328,9 @@ class _Writer:
         except UnicodeEncodeError:
             # The error's own offset is into the escaped text.
             offset = next(i for i, char in enumerate(text) if "\ud800" <= char <= "\udfff")
-            raise ConfigError(f"{where} holds half of a surrogate pair at offset {offset}") from None
+            raise ConfigError(
+                f"{where} holds half of a surrogate pair at offset {offset}"
+            ) from None
 
     def file(self, part: _FilePart) -> None:
         self.parts += [b"".join(self.memory), part]
@@ -1570,18 +1348,22 @@ class _Writer:
             self.text(file.text, where)
             length = len(self.memory[-1])
             if file.escaped_len not in (None, length):
-                raise AttachmentError(f"the text of {file.name} escapes to {length} bytes, not {file.escaped_len}")
+                raise AttachmentError(
+                    f"the text of {file.name} escapes to {length} bytes, not {file.escaped_len}"
+                )
         self.text("\n</file>", where)
 
     def image(self, image: Image) -> None:
         media_type = _image_type(image)
-        size = len(image.data) if image.data is not None else _file_size(image.path or "")
+        size = len(image.data) if image.data is not None else _file_size(_path_of(image))
         length = 4 * ((size + 2) // 3)
-        self.raw(b'{"type":"image_url","image_url":{"url":"data:%s;base64,' % media_type.encode("ascii"))
+        self.raw(
+            b'{"type":"image_url","image_url":{"url":"data:%s;base64,' % media_type.encode("ascii")
+        )
         if image.data is not None:
             self.file(_MemoryImage(image.data, length))
         else:
-            self.file(_ImagePart(image.path or "", size, length))
+            self.file(_ImagePart(_path_of(image), size, length))
         self.raw(b'"}}')
         self.images += 1
         self.image_bytes += length
@@ -1600,12 +1382,11 @@ class _MemoryImage(_FilePart):
 
 
 def _text_part(file: TextFile) -> _TextPart:
-    size = _file_size(file.path)
-    if file.escaped_len is None:
-        return _TextPart(file.path, size, _measure(file.path))
-    if not size <= file.escaped_len <= 6 * size:  # each byte escapes to 1, 2 or 6 (D39)
-        raise AttachmentError(f"{file.path} has {size} bytes: escaped_len={file.escaped_len} cannot be right")
-    return _TextPart(file.path, size, file.escaped_len)
+    path, declared = _path_of(file), file.escaped_len
+    size = _file_size(path)
+    if declared is not None and not size <= declared <= 6 * size:  # a byte escapes to 1, 2 or 6
+        raise AttachmentError(f"{path} has {size} bytes: escaped_len={declared} cannot be right")
+    return _TextPart(path, size, _measure(path) if declared is None else declared)
 
 
 def _measure(path: str) -> int:
@@ -1630,7 +1411,7 @@ def encode(request: Request) -> Body:
 _LEAN, _COMPLETION_TOKENS = "lean", "max_completion_tokens"
 
 
-def _encode_chat(request: Request, learned: FrozenSet[str], empty_content: Optional[str]) -> Body:
+def _encode_chat(request: Request, learned: frozenset[str], empty_content: str | None) -> Body:
     _check_tool_choice(request)  # before any file is read (D40)
     if not request.messages and request.system is None:
         raise ConfigError("the request has no messages")
@@ -1668,7 +1449,7 @@ def _check_tool_choice(request: Request) -> None:
 
 
 def _write_message(
-    out: _Writer, message: Message, where: str, reasoning: bool, empty_content: Optional[str]
+    out: _Writer, message: Message, where: str, reasoning: bool, empty_content: str | None
 ) -> None:
     if isinstance(message, User):
         _write_user(out, message, where)
@@ -1703,7 +1484,7 @@ def _write_user(out: _Writer, message: User, where: str) -> None:
     out.raw(b"]}")
 
 
-def _write_texts(out: _Writer, texts: Sequence[Union[str, TextFile]], where: str) -> None:
+def _write_texts(out: _Writer, texts: Sequence[str | TextFile], where: str) -> None:
     out.raw(b'"')
     for index, part in enumerate(texts):
         if index:
@@ -1716,7 +1497,7 @@ def _write_texts(out: _Writer, texts: Sequence[Union[str, TextFile]], where: str
 
 
 def _write_assistant(
-    out: _Writer, message: Assistant, where: str, reasoning: bool, empty_content: Optional[str]
+    out: _Writer, message: Assistant, where: str, reasoning: bool, empty_content: str | None
 ) -> None:
     out.raw(b'{"role":"assistant","content":')
     if message.tool_calls and not message.text:
@@ -1737,8 +1518,8 @@ def _write_assistant(
 _NEVER_SENT_BACK = ("think", "content_parts")  # they came in no key that a request could repeat
 
 
-def _reasoning_fields(message: Assistant) -> Dict[str, Any]:
-    fields: Dict[str, Any] = {}
+def _reasoning_fields(message: Assistant) -> dict[str, Any]:
+    fields: dict[str, Any] = {}
     for piece in message.reasoning:
         if piece.source not in _NEVER_SENT_BACK:
             fields[piece.source] = fields.get(piece.source, "") + piece.text
@@ -1749,18 +1530,18 @@ def _reasoning_fields(message: Assistant) -> Dict[str, Any]:
     return fields
 
 
-def _call_fields(call: ToolCall) -> Dict[str, Any]:
+def _call_fields(call: ToolCall) -> dict[str, Any]:
     # vLLM and gateways to Bedrock fail on "" as arguments of an earlier call.
     function = {"name": call.name, "arguments": call.arguments if call.arguments.strip() else "{}"}
     return {**call.extra, "id": call.id, "type": "function", "function": function}
 
 
-def _options(request: Request, learned: FrozenSet[str]) -> Dict[str, Any]:
+def _options(request: Request, learned: frozenset[str]) -> dict[str, Any]:
     """The rest of the body: what the request sets, and nothing implied (P11, D40)."""
     lean = _LEAN in learned
     limit = _COMPLETION_TOKENS if _COMPLETION_TOKENS in learned else "max_tokens"
     choice = request.tool_choice
-    fields: Dict[str, Any] = {
+    fields: dict[str, Any] = {
         limit: request.max_tokens,
         "temperature": request.temperature,
         "top_p": request.top_p,
@@ -1778,20 +1559,20 @@ def _options(request: Request, learned: FrozenSet[str]) -> Dict[str, Any]:
     return {**fields, **request.extra}
 
 
-def _tool(tool: Tool) -> Dict[str, Any]:
+def _tool(tool: Tool) -> dict[str, Any]:
     function = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
     if not tool.description:
         del function["description"]
     return {"type": "function", "function": function}
 
 
-def _named(choice: NamedTool) -> Dict[str, Any]:
+def _named(choice: NamedTool) -> dict[str, Any]:
     return {"type": "function", "function": {"name": choice.name}}
 
 
-def _format(form: ResponseFormat) -> Optional[Dict[str, Any]]:
+def _format(form: ResponseFormat) -> dict[str, Any] | None:
     if isinstance(form, JsonSchema):
-        schema: Dict[str, Any] = {"name": form.name, "schema": form.schema}
+        schema: dict[str, Any] = {"name": form.name, "schema": form.schema}
         if form.strict:
             schema["strict"] = True
         return {"type": "json_schema", "json_schema": schema}
@@ -1801,6 +1582,7 @@ def _format(form: ResponseFormat) -> Optional[Dict[str, Any]]:
 # -- 4. Decoder ----------------------------------------------------------------------------------
 
 ThinkMode = Literal["split", "keep", "open"]
+_THINK_MODES = ("split", "keep", "open")
 
 ACCEPT = frozenset(
     (
@@ -1814,7 +1596,7 @@ ACCEPT = frozenset(
 """Names for ``accept=``: deviations that could hide a fault, for a caller who knows the server."""
 
 _BLANKS = b" \t\r\n"
-_DONE = b"[DONE]"
+_BLANK_CHARS = " \t\r\n"
 _JSON_BODY_BYTES = 65536  # of a body that is no stream: enough for an error's words
 # Seen from servers, each with one reading (F2): HF TGI, Bedrock, Gemini, Anthropic gateways.
 _FINISH_ALIASES = {
@@ -1849,7 +1631,7 @@ _FILTER_KEYS = ("prompt_filter_results", "prompt_annotations", "content_filter_r
 _TOP_USAGE, _ELSEWHERE = 0, 1
 
 
-def _failure(value: Any) -> Optional[Error]:
+def _failure(value: Any) -> Error | None:
     """The error that a chunk reports, or None (C1)."""
     if isinstance(value, list):
         value = value[0] if value else None
@@ -1886,24 +1668,25 @@ def _is_blocked(results: Any) -> bool:
     return False
 
 
-def _read_usage(report: Any) -> Tuple[Optional[Usage], Optional[str]]:
-    """A usage report, or None, and the quirk it shows (U2, U3)."""
+_Counts = Tuple[int, int, int, Optional[int]]  # the fields of a Usage
+
+
+def _read_usage(report: Any) -> tuple[_Counts | None, str | None]:
+    """The counts of a usage report, or None, and the quirk it shows (U2, U3)."""
     if not isinstance(report, dict):
         return None, "odd-usage"
-    if not report:
-        return None, None
     details = report.get("completion_tokens_details")
     reasoning = details.get("reasoning_tokens") if isinstance(details, dict) else None
-    counts = [report.get(key) for key in ("prompt_tokens", "completion_tokens", "total_tokens")]
-    for count in (*counts, reasoning):
+    prompt, completion = report.get("prompt_tokens"), report.get("completion_tokens")
+    total = report.get("total_tokens")
+    for count in (prompt, completion, total, reasoning):
         if count is not None and (type(count) is not int or count < 0):
             return None, "odd-usage"
-    prompt, completion, total = counts
     if prompt is None or completion is None:
-        return None, "incomplete-usage"
+        return None, "incomplete-usage" if report else None
     if total is None:
-        return Usage(prompt, completion, prompt + completion, reasoning), "usage-total"
-    return Usage(prompt, completion, total, reasoning), None
+        return (prompt, completion, prompt + completion, reasoning), "usage-total"
+    return (prompt, completion, total, reasoning), None
 
 
 def _is_whole_json(arguments: str) -> bool:
@@ -1932,12 +1715,12 @@ class _Think:
 
     def __init__(self, mode: ThinkMode) -> None:
         self.keep = mode == "keep"
-        self.inside = self.opening = mode == "open"
+        self.inside = self.opening = self.busy = mode == "open"
         self.held = ""
 
-    def feed(self, text: str) -> List[Tuple[bool, str]]:
+    def feed(self, text: str) -> list[tuple[bool, str]]:
         """Pieces, each with whether it is reasoning. What may be a marker's start is held."""
-        if self.keep or (not self.held and not self.inside and "<" not in text):
+        if self.keep or (not self.busy and "<" not in text):
             return [(False, text)]
         text, self.held = self.held + text, ""
         if self.opening:  # one leading tag repeats what the prompt's template opened
@@ -1946,9 +1729,11 @@ class _Think:
                 return []
             self.opening = False
             text = text[7:] if text.startswith("<think>") else text
-        return [piece for piece in self.pieces(text) if piece[1]]
+        found = [piece for piece in self.pieces(text) if piece[1]]
+        self.busy = self.inside or self.held != ""  # the next piece is not simply text
+        return found
 
-    def pieces(self, text: str) -> Iterator[Tuple[bool, str]]:
+    def pieces(self, text: str) -> Iterator[tuple[bool, str]]:
         start = 0
         while True:
             marker = "</think>" if self.inside else "<think>"
@@ -1962,7 +1747,7 @@ class _Think:
         self.held = rest[len(rest) - hold :]
         yield self.inside, rest[: len(rest) - hold]
 
-    def end(self) -> List[Tuple[bool, str]]:
+    def end(self) -> list[tuple[bool, str]]:
         """At the end, a marker that was never finished is what it looks like."""
         held, self.held = self.held, ""
         return [(self.inside, held)] if held else []
@@ -1971,12 +1756,12 @@ class _Think:
 class _OpenCall:
     """A tool call being assembled."""
 
-    def __init__(self, place: int, wire_index: Optional[int]) -> None:
+    def __init__(self, place: int, wire_index: int | None) -> None:
         self.place = place  # in order of appearance
         self.wire_index = wire_index
         self.id = self.name = ""
-        self.arguments: List[str] = []
-        self.extra: Dict[str, Any] = {}
+        self.arguments: list[str] = []
+        self.extra: dict[str, Any] = {}
         self.shown = 0  # pieces of arguments given out
 
     def text(self) -> str:
@@ -1987,27 +1772,28 @@ class _Answer:
     """The answer being assembled: chunks in, events out. Knows nothing of bytes."""
 
     def __init__(
-        self, strict: bool, accept: FrozenSet[str], think: ThinkMode, limits: Limits
+        self, strict: bool, accept: frozenset[str], think: ThinkMode, limits: Limits
     ) -> None:
         self.strict, self.accept, self.limits = strict, accept, limits
-        self.quirks: Dict[str, None] = {}  # a set that keeps its order
+        self.quirks: dict[str, None] = {}  # a set that keeps its order
         self.out: Deque[Event] = deque()
+        self.completed: Completion | None = None
         self.think = _Think(think)
-        self.text: List[str] = []
-        self.reasoning: Dict[str, List[str]] = {}
-        self.calls: List[_OpenCall] = []
-        self.by_index: Dict[int, _OpenCall] = {}
-        self.last_call: Optional[_OpenCall] = None
-        self.halves: Dict[Any, str] = {}  # by channel: a first half waiting for its second (C16)
-        self.finish: Optional[str] = None
+        self.text: list[str] = []
+        self.reasoning: dict[str, list[str]] = {}
+        self.calls: list[_OpenCall] = []
+        self.by_index: dict[int, _OpenCall] = {}
+        self.last_call: _OpenCall | None = None
+        self.halves: dict[Any, str] = {}  # by channel: a first half waiting for its second (C16)
+        self.finish: str | None = None
         self.blocked = self.has_content = self.has_refusal = False
         self.seen_first_choice, self.choice_index = False, 0
-        self.ids: Dict[str, str] = {}  # id and model, of the first chunk that carries something
-        self.first_ids: Dict[str, str] = {}
-        self.usage: List[Optional[Usage]] = [None, None]  # at the top level, elsewhere
-        self.elsewhere_quirks: List[str] = []
-        self.extra: Dict[str, Any] = {}
-        self.delta_extra: Dict[str, Any] = {}
+        self.ids: dict[str, str] = {}  # id and model, of the first chunk that carries something
+        self.first_ids: dict[str, str] = {}
+        self.usage: list[_Counts | None] = [None, None]  # at the top level, elsewhere
+        self.elsewhere_quirks: list[str] = []
+        self.extra: dict[str, Any] = {}
+        self.delta_extra: dict[str, Any] = {}
         self.now = 0.0
         self.first_at = self.last_at = 0.0
         self.pieces = 0
@@ -2031,7 +1817,7 @@ class _Answer:
 
     # A chunk
 
-    def chunk(self, chunk: Dict[str, Any], odd_text: bool) -> None:
+    def chunk(self, chunk: dict[str, Any], odd_text: bool) -> None:
         """Read a chunk. It is taken whole or, when this raises, not at all.
 
         ``odd_text`` says that it may hold half a surrogate pair.
@@ -2040,9 +1826,12 @@ class _Answer:
         if choices is not None and not isinstance(choices, list):
             raise ProtocolError("choices is not a list")
         if odd_text:
-            chunk = {**chunk, **_encodable_tree({k: v for k, v in chunk.items() if k != "choices"})}
+            chunk = {
+                **chunk,
+                **_encodable_tree({k: v for k, v in chunk.items() if k != "choices"}),
+            }
         self.read_top(chunk)
-        events: List[Event] = []
+        events: list[Event] = []
         choice = self.own_choice(choices) if choices else None
         if choice is not None:
             events = self.read_choice(choice, chunk, odd_text)
@@ -2051,7 +1840,7 @@ class _Answer:
                 self.first_ids.setdefault(key, chunk[key])
         self.give(events)
 
-    def give(self, events: List[Event]) -> None:
+    def give(self, events: list[Event]) -> None:
         for event in events:
             if isinstance(event, TextDelta):
                 self.text.append(event.text)
@@ -2065,7 +1854,46 @@ class _Answer:
             self.last_at, self.pieces = self.now, self.pieces + 1
             self.out.extend(events)
 
-    def read_top(self, chunk: Dict[str, Any]) -> None:
+    # A chunk that only adds a string: what `chunk` would do for it
+
+    def repeat(self, frame: _Frame, text: str) -> Event | None:
+        """The event, or None when ``out`` has what there is."""
+        if frame.add == self.add_text:
+            if "<" in text or self.think.busy:
+                self.give(self.split(text))
+                return None
+        if not text and not isinstance(frame.carrier, _OpenCall):
+            return None
+        self.first_at = self.first_at if self.pieces else self.now
+        self.last_at, self.pieces = self.now, self.pieces + 1
+        return frame.add(text)
+
+    def adder(self, carrier: Any) -> Callable[[str], Event]:
+        if carrier == "content":
+            return self.add_text
+        if isinstance(carrier, str):
+            texts = self.reasoning.setdefault(carrier, [])
+
+            def add_reasoning(text: str) -> Event:
+                texts.append(text)
+                return ReasoningDelta(text, carrier)
+
+            return add_reasoning
+
+        def add_arguments(text: str) -> Event:
+            if text:
+                carrier.arguments.append(text)
+            carrier.shown = len(carrier.arguments)
+            self.last_call = carrier
+            return ToolCallDelta(carrier.place, "", "", text)
+
+        return add_arguments
+
+    def add_text(self, text: str) -> Event:
+        self.text.append(text)
+        return TextDelta(text)
+
+    def read_top(self, chunk: dict[str, Any]) -> None:
         for key, value in chunk.items():
             if key not in _READ_KEYS and value is not None and (key != "error" or value):
                 self.extra[key] = value
@@ -2086,7 +1914,7 @@ class _Answer:
         if usage is not None:
             if before is not None:
                 quirks.append("running-usage")
-                if any(new < old for new, old in zip(usage._compared()[:3], before._compared())):
+                if any(new < old for new, old in zip(usage[:3], before[:3])):
                     quirks.append("odd-usage")
             self.usage[place] = usage
         if place == _TOP_USAGE:
@@ -2094,7 +1922,7 @@ class _Answer:
         elif usage is not None:  # elsewhere only a whole report counts, and only at the end (U4)
             self.elsewhere_quirks += quirks
 
-    def own_choice(self, choices: List[Any]) -> Optional[Dict[str, Any]]:
+    def own_choice(self, choices: list[Any]) -> dict[str, Any] | None:
         """The choice that is this answer's (C5)."""
         indices = [self.index_of(choice) for choice in choices]
         if len(choices) == 1 and indices[0] != 0 and "any-choice-index" in self.accept:
@@ -2122,7 +1950,7 @@ class _Answer:
             raise ProtocolError("the index of a choice is not an integer")
         return index
 
-    def skip_choices(self, choices: List[Any], has_first: bool) -> None:
+    def skip_choices(self, choices: list[Any], has_first: bool) -> None:
         if not self.strict and (has_first or self.seen_first_choice):
             self.note("extra-choice")
             return
@@ -2130,8 +1958,8 @@ class _Answer:
         raise Unsupported("a choice with an index other than 0: svir reads one answer" + hint)
 
     def read_choice(
-        self, choice: Dict[str, Any], chunk: Dict[str, Any], odd_text: bool
-    ) -> List[Event]:
+        self, choice: dict[str, Any], chunk: dict[str, Any], odd_text: bool
+    ) -> list[Event]:
         self.blocked = self.blocked or _is_blocked(choice.get("content_filter_results"))
         if choice.get("usage") is not None:
             self.read_report(choice["usage"], _ELSEWHERE)
@@ -2156,7 +1984,7 @@ class _Answer:
             self.set_finish(finish)
         return events
 
-    def read_annotation(self, finish: Optional[str]) -> List[Event]:
+    def read_annotation(self, finish: str | None) -> list[Event]:
         """The report of an asynchronous content filter: nothing of the answer (D35)."""
         if finish not in (None, "content_filter"):
             raise Unsupported(f"a filter's annotation finishes with {_shown(finish)}")
@@ -2173,7 +2001,7 @@ class _Answer:
             raise ProtocolError("a whole message in place of a delta")
         self.note("message-beside-delta")
 
-    def check_ids(self, chunk: Dict[str, Any]) -> None:
+    def check_ids(self, chunk: dict[str, Any]) -> None:
         for key in ("id", "model"):
             value = chunk.get(key)
             if not _is_words(value) or self.ids.setdefault(key, value) == value:
@@ -2187,7 +2015,7 @@ class _Answer:
 
     # Finish
 
-    def read_finish(self, reason: Any) -> Optional[str]:
+    def read_finish(self, reason: Any) -> str | None:
         if reason is None:
             return None
         if not isinstance(reason, str):
@@ -2218,9 +2046,9 @@ class _Answer:
 
     # A delta
 
-    def read_delta(self, delta: Dict[str, Any], odd_text: bool) -> Tuple[List[Event], bool]:
+    def read_delta(self, delta: dict[str, Any], odd_text: bool) -> tuple[list[Event], bool]:
         """The events of a delta, and whether it carries anything of the answer."""
-        events: List[Event] = []
+        events: list[Event] = []
         carries = False
         for key, value in delta.items():
             if key == "content":
@@ -2235,7 +2063,11 @@ class _Answer:
             elif key == "role":
                 self.check_role(value)
                 continue
-            elif value is None or value in ("", [], {}) or self.keeps_extra(key, value, delta, odd_text):
+            elif (
+                value is None
+                or value in ("", [], {})
+                or self.keeps_extra(key, value, delta, odd_text)
+            ):
                 continue
             else:
                 self.deviates("skipped-delta-key", Unsupported, f"the delta carries {_shown(key)}")
@@ -2246,7 +2078,7 @@ class _Answer:
         if role is not None and role not in ("", "assistant"):
             self.deviates("unexpected-role", ProtocolError, f"a delta with role {_shown(role)}")
 
-    def keeps_extra(self, key: str, value: Any, delta: Dict[str, Any], odd_text: bool) -> bool:
+    def keeps_extra(self, key: str, value: Any, delta: dict[str, Any], odd_text: bool) -> bool:
         """Whether it is a key known to carry nothing of the answer; its value is kept (C10)."""
         if key == "function_call" and delta.get("tool_calls"):  # llama-cpp-python says it twice
             self.note("extra-delta-key")
@@ -2263,7 +2095,7 @@ class _Answer:
             self.delta_extra[key] = list(value) if isinstance(value, list) else value
         return True
 
-    def read_content(self, content: Any) -> List[Event]:
+    def read_content(self, content: Any) -> list[Event]:
         if content is None or content == "" or content == []:
             return []
         if isinstance(content, str):
@@ -2271,25 +2103,25 @@ class _Answer:
         if not isinstance(content, list):
             raise ProtocolError("content is neither text nor a list of parts")
         self.note("content-parts")
-        events: List[Event] = []
+        events: list[Event] = []
         for part in content:
             events += self.read_part(part)
         return events
 
-    def read_text(self, text: str) -> List[Event]:
+    def read_text(self, text: str) -> list[Event]:
         self.answers()
         if self.has_refusal:
             raise ProtocolError("an answer and a refusal in one")
         self.has_content = True
         return self.split(self.pair("text", text))
 
-    def split(self, text: str) -> List[Event]:
+    def split(self, text: str) -> list[Event]:
         return [self.piece(*piece) for piece in self.think.feed(text)] if text else []
 
     def piece(self, is_reasoning: bool, text: str) -> Event:
         return ReasoningDelta(text, "think") if is_reasoning else TextDelta(text)
 
-    def read_part(self, part: Any) -> List[Event]:
+    def read_part(self, part: Any) -> list[Event]:
         """One part of a content list: text, or reasoning (C14; Mistral, Databricks)."""
         kind = part.get("type") if isinstance(part, dict) else None
         if kind not in ("text", "thinking", "reasoning"):
@@ -2304,9 +2136,11 @@ class _Answer:
         text = "".join(texts)
         if not text:
             return []
-        return self.read_text(text) if kind == "text" else self.read_reasoning("content_parts", text)
+        return (
+            self.read_text(text) if kind == "text" else self.read_reasoning("content_parts", text)
+        )
 
-    def read_reasoning(self, source: str, text: Any) -> List[Event]:
+    def read_reasoning(self, source: str, text: Any) -> list[Event]:
         if text is None or text == "":
             return []
         if not isinstance(text, str):
@@ -2316,7 +2150,7 @@ class _Answer:
         text = self.pair(source, text)
         return [ReasoningDelta(text, source)] if text else []
 
-    def read_refusal(self, refusal: Any) -> List[Event]:
+    def read_refusal(self, refusal: Any) -> list[Event]:
         if refusal is None or refusal == "":
             return []
         if not isinstance(refusal, str):
@@ -2339,12 +2173,14 @@ class _Answer:
         try:
             return text.encode("utf-16", "surrogatepass").decode("utf-16")
         except UnicodeDecodeError:
-            self.deviates("lone-surrogate", ProtocolError, "half of a surrogate pair in the answer")
+            self.deviates(
+                "lone-surrogate", ProtocolError, "half of a surrogate pair in the answer"
+            )
             return _encodable(text)
 
     # Tool calls
 
-    def read_calls(self, pieces: Any, odd_text: bool) -> List[Event]:
+    def read_calls(self, pieces: Any, odd_text: bool) -> list[Event]:
         if pieces is None or pieces == []:
             return []
         if not isinstance(pieces, list):
@@ -2385,7 +2221,11 @@ class _Answer:
             raise ProtocolError(f"the {what} of a tool call is not a string")
         clean = _encodable(value)
         if clean != value:
-            self.deviates("lone-surrogate", ProtocolError, f"half of a surrogate pair in the {what} of a call")
+            self.deviates(
+                "lone-surrogate",
+                ProtocolError,
+                f"half of a surrogate pair in the {what} of a call",
+            )
         return clean
 
     def find_call(self, index: Any, id: str, name: str) -> _OpenCall:
@@ -2409,9 +2249,11 @@ class _Answer:
             return self.open_call(index)
         return call
 
-    def open_call(self, index: Optional[int]) -> _OpenCall:
+    def open_call(self, index: int | None) -> _OpenCall:
         if len(self.calls) >= self.limits.tool_calls:
-            raise LimitExceeded(f"more than {self.limits.tool_calls} tool calls (Limits.tool_calls)")
+            raise LimitExceeded(
+                f"more than {self.limits.tool_calls} tool calls (Limits.tool_calls)"
+            )
         call = _OpenCall(len(self.calls), index)
         self.calls.append(call)
         if index is not None:
@@ -2486,21 +2328,24 @@ class _Answer:
             raise ProtocolError("the finish is tool_calls, without a call")
         calls = self.whole_calls() if finish == "tool_calls" else ()
         self.give(events)
-        self.out.append(Completed(self.completion(finish, calls)))
+        self.completed = self.completion(finish, calls)
+        self.out.append(Completed(self.completed))
 
     def settle_usage(self) -> None:
         if self.usage[_TOP_USAGE] is None and self.usage[_ELSEWHERE] is not None:
             self.usage[_TOP_USAGE] = self.usage[_ELSEWHERE]
             self.quirks.update(dict.fromkeys(["usage-elsewhere", *self.elsewhere_quirks]))
 
-    def flush(self, finish: str) -> List[Event]:
+    def flush(self, finish: str) -> list[Event]:
         """What was held back: halves of characters, and a marker that never was one."""
-        events: List[Event] = []
+        events: list[Event] = []
         for channel in list(self.halves):
             if finish == "length":  # the limit fell inside a character
                 self.note("lone-surrogate")
             else:
-                self.deviates("lone-surrogate", ProtocolError, "the answer ends in half a character")
+                self.deviates(
+                    "lone-surrogate", ProtocolError, "the answer ends in half a character"
+                )
             del self.halves[channel]
             if channel == "text":
                 events += [TextDelta("\ufffd")] if self.has_refusal else self.split("\ufffd")
@@ -2520,7 +2365,9 @@ class _Answer:
             raise ProtocolError("a tool call without a name")
         calls = self.calls
         indices = sorted(call.wire_index for call in calls if call.wire_index is not None)
-        if len(set(indices)) == len(calls):  # none missing, none reused: their order is the index's
+        if len(set(indices)) == len(
+            calls
+        ):  # none missing, none reused: their order is the index's
             if indices[-1] - indices[0] != len(calls) - 1:
                 raise ProtocolError("a gap between the indices of the tool calls")
             if indices[0] != 0:
@@ -2528,21 +2375,21 @@ class _Answer:
             calls = [self.by_index[index] for index in indices]
         return [ToolCall(c.id, c.name, c.text(), extra=c.extra) for c in calls]
 
-    def completion(self, finish: Optional[str] = None, calls: Sequence[ToolCall] = ()) -> Completion:
+    def completion(self, finish: Any = None, calls: Sequence[ToolCall] = ()) -> Completion:
         partial = [
             ToolCall(c.id, c.name, "".join(c.arguments[: c.shown]), extra=c.extra)
             for c in self.calls
             if not calls
         ]
         extra = {**self.extra, "delta": self.delta_extra} if self.delta_extra else self.extra
-        ids = {**self.first_ids, **self.ids}
+        ids, usage = {**self.first_ids, **self.ids}, self.usage[_TOP_USAGE]
         return Completion(
             "".join(self.text),
             tool_calls=calls,
             partial_tool_calls=partial,
             reasoning=[Reasoning("".join(texts), s) for s, texts in self.reasoning.items()],
-            finish_reason=finish,  # type: ignore[arg-type]
-            usage=self.usage[_TOP_USAGE],
+            finish_reason=finish,
+            usage=None if usage is None else Usage(*usage),
             id=ids.get("id", ""),
             model=ids.get("model", ""),
             timing=self.timing(),
@@ -2550,19 +2397,19 @@ class _Answer:
             extra=extra,
         )
 
-    def timing(self) -> Optional[Timing]:
+    def timing(self) -> Timing | None:
         if not self.pieces:
             return None
         usage = self.usage[_TOP_USAGE]
         tokens = self.pieces
         if usage is not None:
-            hidden = 0 if self.reasoning else usage.reasoning_tokens or 0
-            tokens = max(usage.completion_tokens - hidden, 0)
+            hidden = 0 if self.reasoning else usage[3] or 0
+            tokens = max(usage[1] - hidden, 0)
         return Timing(self.first_at, self.last_at, self.pieces, tokens)
 
     # An answer that was not streamed
 
-    def whole_body(self, value: Dict[str, Any]) -> None:
+    def whole_body(self, value: dict[str, Any]) -> None:
         """Read a ``chat.completion`` object as if it had been streamed as one chunk (H6)."""
         chunk = dict(value)
         chunk["choices"] = [self.as_delta(choice) for choice in value["choices"]]
@@ -2580,6 +2427,178 @@ class _Answer:
                 for index, call in enumerate(calls)
             ]
         return {**{k: v for k, v in choice.items() if k != "message"}, "delta": delta}
+
+
+try:
+    from json.decoder import scanstring as _scanstring
+except ImportError:  # pragma: no cover - a Python without it decodes every line in full
+    _scanstring = None  # type: ignore[assignment]
+
+_MARKER = "svir's marker"
+
+
+class _Frame:
+    """The text of an event around its one or two strings that change."""
+
+    def __init__(
+        self,
+        carrier: Any,
+        add: Callable[[str], Event],
+        head: str,
+        middle: str,
+        tail: str,
+        first: bool,
+    ) -> None:
+        self.carrier = carrier  # "content", a reasoning key, or a call: what the string adds to
+        self.add = add
+        self.head, self.head_size = head, len(head)  # up to the first string, its quote included
+        self.middle = middle  # between the two, with both quotes; "" where there is one
+        self.tail, self.tail_size = tail, len(tail)  # from the last quote, with the blank line
+        self.first = first  # whether the string is the first one; the other is padding
+
+    def read(self, text: str, at: int) -> tuple[str, int] | None:
+        """The string, and where the event ends, when the event at ``at`` is this frame."""
+        value, end = _plain_string(text, at + self.head_size)
+        if self.middle and value is not None:
+            if not text.startswith(self.middle, end):
+                return None
+            other, end = _plain_string(text, end + len(self.middle))
+            value = value if self.first or other is None else other
+        if value is None or not text.startswith(self.tail, end):
+            return None
+        return value, end + self.tail_size
+
+
+def _plain_string(text: str, start: int) -> tuple[str | None, int]:
+    """The JSON string that begins at ``start``, and where its closing quote is."""
+    end = text.find('"', start)
+    value = text[start:end]
+    if "\\" not in value and value.isprintable():
+        return value, end
+    try:
+        value, end = _scanstring(text, start)
+    except ValueError:
+        return None, end
+    if "\\u" in text[start:end]:  # half of a surrogate pair, perhaps
+        return None, end
+    return value, end - 1
+
+
+class _Frames:
+    """Events that repeat an earlier one around a new string, read without decoding them again.
+
+    A stream repeats one chunk's frame around a few new characters. Once an event has been decoded
+    and checked in full, one with the same text before and after its string is the same chunk with
+    another string. That the string stands where it seems to is proved by decoding the line once
+    with a marker in its place. Only events that change nothing else are kept as frames.
+    """
+
+    def __init__(self) -> None:
+        self.frames: list[_Frame] = []
+        self.last: _Frame | None = None  # the one that matched last, tried first
+        self.hits = 0
+        self.wait, self.pause = 0, 1  # events until the next one is learned from
+        self.stopped = _scanstring is None
+
+    def stop(self) -> None:
+        self.frames, self.last, self.stopped = [], None, True
+
+    def match(self, text: str, at: int) -> tuple[_Frame, str, int] | None:
+        for frame in self.frames:
+            if text.startswith(frame.head, at):
+                found = frame.read(text, at)
+                if found is not None:
+                    self.hits += 1
+                    self.last = None if frame.middle else frame
+                    return frame, found[0], found[1]
+        return None
+
+    def learn(self, line: str, chunk: dict[str, Any], answer: _Answer) -> None:
+        """Keep the frame of a line that was read in full, if it is one."""
+        if answer.finish is not None or answer.has_refusal or answer.halves:
+            self.frames, self.last = [], None  # what comes now may be refused: it is read in full
+            return
+        self.wait -= 1
+        if self.wait > 0 or self.stopped:
+            return
+        found = _hole(chunk, answer)
+        if found is None:
+            return
+        # Where frames do not repeat, learning them pauses for longer and longer.
+        self.pause = 1 if self.hits else min(self.pause * 2, 256)
+        self.wait, self.hits = self.pause, 0
+        frame = _make_frame(line, chunk, answer.adder(found[0]), *found)
+        if frame is not None:
+            self.frames = [frame, *self.frames[:3]]
+            self.last = None if frame.middle else frame
+
+
+def _hole(chunk: dict[str, Any], answer: _Answer) -> tuple[Any, str, list[Any]] | None:
+    """What the string of a chunk adds to, its key, and its path; None if the chunk does more."""
+    choices = chunk.get("choices")
+    if chunk.get("usage") or chunk.get("x_groq") or not choices or len(choices) != 1:
+        return None
+    choice = choices[0]
+    if choice.get("index", 0) != 0 or choice.get("usage") or choice.get("message") is not None:
+        return None
+    if "any-choice-index" in answer.accept or not choice.get("delta"):
+        return None
+    keys = [key for key, value in choice["delta"].items() if value and key != "role"]
+    if len(keys) != 1:
+        return None
+    key, path = keys[0], ["choices", 0, "delta", keys[0]]
+    if key == "content" or key in _REASONING_KEYS:
+        return (key, key, path) if isinstance(choice["delta"][key], str) else None
+    if key != "tool_calls" or len(choice["delta"][key]) != 1:
+        return None
+    piece = choice["delta"][key][0]
+    function = piece.get("function") or {}
+    call = answer.by_index.get(piece.get("index", -1))
+    more = any(value for name, value in piece.items() if name not in ("index", "type", "function"))
+    if call is None or more or function.get("name") or not _is_words(function.get("arguments")):
+        return None
+    return call, "arguments", [*path, 0, "function", "arguments"]
+
+
+def _make_frame(
+    line: str,
+    chunk: dict[str, Any],
+    add: Callable[[str], Event],
+    carrier: Any,
+    key: str,
+    path: list[Any],
+) -> _Frame | None:
+    spot = _spot(line, chunk, key, path)
+    end = "\r\n\r\n" if line.endswith("\r") else "\n\n"
+    line = line.rstrip("\r") + end
+    if spot is None:
+        return None
+    if not _is_words(chunk.get("obfuscation")):
+        return _Frame(carrier, add, line[: spot[0]], "", line[spot[1] :], True)
+    padding = _spot(line, chunk, "obfuscation", ["obfuscation"])  # Azure pads every chunk
+    if padding is None:
+        return None
+    (a, b), (c, d) = sorted((spot, padding))
+    return _Frame(carrier, add, line[:a], line[b:c], line[d:], spot < padding)
+
+
+def _spot(line: str, chunk: dict[str, Any], key: str, path: list[Any]) -> tuple[int, int] | None:
+    """Where the string at ``path`` stands in the line: proved with a marker in its place."""
+    begin = line.find("{")
+    for match in re.finditer(rf'"{key}"\s*:\s*"', line):
+        start = match.end()
+        try:
+            value, end = _scanstring(line, start)
+            marked = _parse_json(line[begin:start] + _MARKER + line[end - 1 :])
+            place = marked
+            for step in path[:-1]:
+                place = place[step]
+            if place[path[-1]] == _MARKER:
+                place[path[-1]] = value
+                return (start, end - 1) if marked == chunk else None
+        except (ValueError, LookupError, TypeError):
+            continue
+    return None
 
 
 class Decoder:
@@ -2601,34 +2620,36 @@ class Decoder:
         strict: bool = True,
         accept: Iterable[str] = (),
         think: ThinkMode = "split",
-        limits: Optional[Limits] = None,
+        limits: Limits | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        limits = Limits() if limits is None else _check(limits, Limits, "limits")
+        self._limits = Limits() if limits is None else _check(limits, Limits, "limits")
         self._answer = _Answer(
             _check(strict, bool, "strict"),
             _accept_names(accept),
-            _choice(think, ("split", "keep", "open"), "think"),
-            limits,
+            _choice(think, _THINK_MODES, "think"),
+            self._limits,
         )
         self._clock, self._start = clock, clock()
-        self._limits = limits
-        self._queue: Deque[Tuple[float, bytes]] = deque()  # fed, not yet read
-        self._lines: Iterator[bytes] = iter(())  # of the block being read
+        self._queue: Deque[tuple[float, bytes]] = deque()  # fed, not yet read
+        self._size = 0  # of all that was read
+        self._head: bytearray | None = bytearray()  # until the first byte that is no blank
+        self._json: bytearray | None = None  # a body that is no stream (S11)
         self._tail = bytearray()  # the line that is not whole yet
-        self._head: Optional[bytearray] = bytearray()  # until the first byte that is no blank
-        self._json: Optional[bytearray] = None  # a body that is no stream (S11)
-        self._data: List[bytes] = []  # the data lines of the event being read
+        self._text, self._at = "", 0  # the whole lines of the block being read, and the place
+        self._short = self._limits.event_bytes // 4  # characters that are no more bytes than that
+        self._odd = False  # there were bytes that are not UTF-8
+        self._data: list[str] = []  # the data lines of the event being read
         self._data_size = 0
         self._event = ""
-        self._size = 0
-        self._error: Optional[Error] = None
-        self._completion: Optional[Completion] = None
+        self._last = ""  # the last data line, as it came
+        self._frames = _Frames()
+        self._error: Error | None = None
 
     @property
-    def completion(self) -> Optional[Completion]:
+    def completion(self) -> Completion | None:
         """The answer, once it is whole."""
-        return self._completion
+        return self._answer.completed
 
     @property
     def partial(self) -> Completion:
@@ -2636,7 +2657,7 @@ class Decoder:
         return self._answer.completion()
 
     @property
-    def quirks(self) -> Tuple[str, ...]:
+    def quirks(self) -> tuple[str, ...]:
         """The known deviations met so far."""
         return tuple(self._answer.quirks)
 
@@ -2644,7 +2665,7 @@ class Decoder:
         """Note a deviation that was met outside the bytes: in the headers, say."""
         self._answer.note(quirk)
 
-    def feed(self, data: Union[bytes, bytearray, memoryview]) -> Iterator[Event]:
+    def feed(self, data: bytes | bytearray | memoryview) -> Iterator[Event]:
         """Store bytes at once; the iterator reads them, and raises after the events before."""
         self._queue.append((self._clock() - self._start, bytes(data)))
         return self._read()
@@ -2655,39 +2676,78 @@ class Decoder:
         ``clean=False`` says that the body was cut short of its HTTP framing.
         """
         yield from self._read()
-        if self._completion is None:
-            yield from self._guard(lambda: self._end(clean))
-
-    # Bytes to lines
+        if self.completion is None:
+            self._try(self._end, clean)
+            yield from self._given_out()
 
     def _read(self) -> Iterator[Event]:
+        answer, frames = self._answer, self._frames
         while True:
-            for line in self._lines:  # shared: an iterator left half read loses nothing
-                yield from self._guard(lambda: self._line(line))  # noqa: B023
-            if self._error is not None:
-                raise self._error
-            if self._completion is not None or not self._queue:
-                return
-            yield from self._guard(self._take)
+            # The place is the decoder's, so an iterator that is left half read loses nothing.
+            text, at, frame = self._text, self._at, frames.last
+            if frames.frames and not self._data and not self._event:
+                if frame is not None and text.startswith(
+                    frame.head, at
+                ):  # most events end here: no call but one
+                    end = text.find('"', at + frame.head_size)
+                    value = text[at + frame.head_size : end]
+                    if (
+                        text.startswith(frame.tail, end)
+                        and value.isprintable()
+                        and "\\" not in value
+                        and "<" not in value
+                        and value
+                        and end - at < self._short
+                        and not answer.think.busy
+                    ):
+                        self._at = end + frame.tail_size
+                        frames.hits = answer.pieces = answer.pieces + 1
+                        answer.last_at = answer.now
+                        yield frame.add(value)
+                        continue
+                event = self._repeat(text, at)
+                if event is not None:
+                    yield event
+                    continue
+            if self._at == at:
+                end = text.find("\n", at)
+                if end >= 0:
+                    self._at = end + 1
+                    self._try(self._line, text[at:end])
+                elif self._queue and self._error is None and answer.completed is None:
+                    self._try(self._take)
+                else:
+                    yield from self._given_out()
+                    return
+            if answer.out or self._error is not None:
+                yield from self._given_out()
 
-    def _guard(self, step: Callable[[], None]) -> Iterator[Event]:
-        """Run a step; give out its events, then raise its error."""
-        out = self._answer.out
-        if self._error is None and self._completion is None:
+    def _repeat(self, text: str, at: int) -> Event | None:
+        """The event at ``at`` when it repeats any frame; what it gives may be in ``out``."""
+        found = self._frames.match(text, at)
+        if found is None or found[2] - at > self._short:
+            return None
+        frame, value, self._at = found
+        return self._answer.repeat(frame, value)
+
+    def _try(self, step: Callable[..., None], *args: Any) -> None:
+        if self._error is None and self._answer.completed is None:
             try:
-                step()
+                step(*args)
             except Error as error:
-                error.quirks = self.quirks
+                error.quirks, error.partial = self.quirks, self.partial
                 self._error = error
+                self._frames.stop()  # nothing is read after it
+
+    def _given_out(self) -> Iterator[Event]:
+        """The events of what was read, then its error."""
+        out = self._answer.out
         while out:
-            event = out.popleft()
-            if isinstance(event, Completed):
-                self._completion = event.completion
-                self._lines = iter(())
-            yield event
+            yield out.popleft()
         if self._error is not None:
-            self._error.partial = self.partial
             raise self._error
+
+    # Bytes to lines
 
     def _take(self) -> None:
         """Cut the next block into lines."""
@@ -2708,10 +2768,8 @@ class Decoder:
 
     def _begin(self, data: bytes) -> bytes:
         """Hold the start until it shows what the body is: SSE, or JSON (S2, S11)."""
-        head = self._head
-        assert head is not None  # noqa: S101
-        head += data
-        if len(head) < 3 and b"\xef\xbb\xbf".startswith(bytes(head)):
+        head = self._head = (self._head or bytearray()) + data
+        if len(head) < 3 and b"\xef\xbb\xbf".startswith(head):
             return b""
         if head.startswith(b"\xef\xbb\xbf"):
             del head[:3]
@@ -2723,60 +2781,64 @@ class Decoder:
         return bytes(head)
 
     def _keep_json(self, data: bytes) -> None:
-        assert self._json is not None  # noqa: S101
-        self._json += data
+        self._json = (self._json or bytearray()) + data
         limit = _JSON_BODY_BYTES if self._answer.strict else self._limits.event_bytes
         if len(self._json) > limit:
             raise ProtocolError("the server did not stream: it sent a large JSON body")
 
     def _split(self, data: bytes) -> None:
-        lines = data.split(b"\n")
-        if len(lines) > 1:
-            lines[0] = bytes(self._tail) + lines[0]
-            self._tail = bytearray(lines.pop())
-            self._lines = iter(lines)
-            self._check_size(self._tail, later=lines)
-        else:
+        whole = data.rfind(b"\n") + 1
+        if not whole:
             self._tail += data
-            self._check_size(self._tail)
+            self._check_size(len(self._tail))
+            return
+        block = bytes(self._tail) + data[:whole]
+        self._tail = bytearray(data[whole:])
+        # A line break never falls inside a character, so whole lines are whole text. What is not
+        # UTF-8 is carried as lone surrogates until it is known whether it matters (S8).
+        try:
+            self._text, self._at = block.decode("utf-8"), 0
+        except UnicodeDecodeError:
+            self._text, self._at, self._odd = block.decode("utf-8", "surrogateescape"), 0, True
+            self._frames.stop()
 
-    def _check_size(self, line: Union[bytes, bytearray], later: Sequence[bytes] = ()) -> None:
-        # The tail of a block is checked by the next one, after the events of the lines before it.
-        if not later and self._data_size + len(line) > self._limits.event_bytes:
-            limit = self._limits.event_bytes
+    def _check_size(self, size: int) -> None:
+        limit = self._limits.event_bytes
+        if self._data_size + size > limit:
             raise LimitExceeded(f"an event of more than {limit} bytes (Limits.event_bytes)")
 
     # Lines to events
 
-    def _line(self, line: bytes) -> None:
-        self._check_size(line)
-        if line.endswith(b"\r"):
-            line = line[:-1]
+    def _line(self, line: str) -> None:
+        size = len(line) if line.isascii() else len(line.encode("utf-8", "surrogateescape"))
+        self._check_size(size)
+        whole, line = line, line[:-1] if line.endswith("\r") else line
         if not line:
             self._dispatch()
-        elif line.startswith(b"data:"):
-            self._data_line(line[6:] if line[5:6] == b" " else line[5:])
-        elif not line.startswith(b":"):
-            self._field(line)
+        elif line.startswith("data:"):
+            self._last = whole
+            self._data_line(line[6:] if line[5:6] == " " else line[5:], size)
+        elif not line.startswith(":"):
+            self._field(line, size)
 
-    def _data_line(self, data: bytes) -> None:
+    def _data_line(self, data: str, size: int) -> None:
         # [DONE] ends the stream at its line: a server may leave the connection open (S9).
-        if not self._data and self._event != "ping" and data.strip(_BLANKS) == _DONE:
+        if not self._data and self._event != "ping" and data.strip(_BLANK_CHARS) == "[DONE]":
             self._check_event_type()
             self._answer.done()
             return
         self._data.append(data)
-        self._data_size += len(data) + 6
+        self._data_size += size
 
-    def _field(self, line: bytes) -> None:
-        name, _, value = line.partition(b":")
-        if name == b"data":
-            self._data_line(b"")
-        elif name == b"event":
-            self._event = (value[1:] if value.startswith(b" ") else value).decode("utf-8", "replace")
-        elif name not in (b"id", b"retry"):
-            shown = _shown(name.decode("utf-8", "replace"))
-            self._answer.deviates("unknown-field", ProtocolError, f"an unknown SSE field {shown}")
+    def _field(self, line: str, size: int) -> None:
+        name, _, value = line.partition(":")
+        if name == "data":
+            self._data_line("", size)
+        elif name == "event":
+            self._event = value[1:] if value.startswith(" ") else value
+        elif name not in ("id", "retry"):
+            message = f"an unknown SSE field {_shown(name)}"
+            self._answer.deviates("unknown-field", ProtocolError, message)
 
     def _check_event_type(self, value: Any = None) -> None:
         """``error`` fails the stream; another unknown type only where it holds an error (S4)."""
@@ -2785,51 +2847,56 @@ class Decoder:
         failure = _server_error(value) if self._event == "error" else _failure(value)
         if failure is not None:
             raise failure
-        self._answer.deviates(
-            "unknown-event", ProtocolError, f"an unknown SSE event type {_shown(self._event)}"
-        )
+        message = f"an unknown SSE event type {_shown(self._event)}"
+        self._answer.deviates("unknown-event", ProtocolError, message)
 
     def _dispatch(self) -> None:
         """A blank line: the event is whole."""
         data, event = self._data, self._event
         if event not in ("", "message", "ping"):
-            self._odd_event(b"\n".join(data))
+            self._odd_event("\n".join(data))
         elif data and event != "ping":
-            self._payload(b"\n".join(data))
+            self._payload("\n".join(data))
         self._data, self._data_size, self._event = [], 0, ""
 
-    def _odd_event(self, payload: bytes) -> None:
-        text = payload.decode("utf-8", "replace")
+    def _odd_event(self, payload: str) -> None:
+        payload = self._replaced(payload)
         try:
-            value = _parse_json(text)
+            value = _parse_json(payload)
         except ValueError:
-            value = text.strip().partition("\n")[0] if self._event == "error" else None
+            value = payload.strip().partition("\n")[0] if self._event == "error" else None
         self._check_event_type(value)
         if isinstance(value, dict) and value.get("choices") is not None:
-            self._answer.chunk(value, "\\u" in text)
-        elif payload.strip(_BLANKS) == _DONE:
+            self._answer.chunk(value, "\\u" in payload)
+        elif payload.strip(_BLANK_CHARS) == "[DONE]":
             self._answer.done()
 
-    def _payload(self, payload: bytes) -> None:
-        if payload[:1] != b"{":
-            word = payload.strip(_BLANKS)
-            if word in (b"", b"null"):
+    def _replaced(self, text: str) -> str:
+        """``text`` with U+FFFD for the bytes that are not UTF-8."""
+        if not self._odd:
+            return text
+        return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+
+    def _payload(self, payload: str) -> None:
+        if payload[:1] != "{":
+            word = payload.strip(_BLANK_CHARS)
+            if word in ("", "null"):
                 self._answer.note("empty-data")
                 return
-            if word == _DONE:
+            if word == "[DONE]":
                 self._answer.done()
                 return
-        try:
-            text = payload.decode("utf-8")
-        except UnicodeDecodeError:
+        text = self._replaced(payload)
+        if text != payload:
             self._answer.deviates("invalid-utf8", ProtocolError, "an event that is not UTF-8")
-            text = payload.decode("utf-8", "replace")
         try:
             value = _parse_json(text)
         except ValueError:
             self._joined(text)
             return
         self._value(value, text)
+        if isinstance(value, dict) and len(self._data) == 1 and not self._event:
+            self._frames.learn(self._last, value, self._answer)
 
     def _value(self, value: Any, text: str) -> None:
         failure = _failure(value)
@@ -2838,13 +2905,15 @@ class Decoder:
         if isinstance(value, dict):
             self._answer.chunk(value, "\\u" in text)
         else:
-            self._answer.deviates("unparseable-data", ProtocolError, "data that is not a JSON object")
+            message = "data that is not a JSON object"
+            self._answer.deviates("unparseable-data", ProtocolError, message)
 
     def _joined(self, text: str) -> None:
         """Events that one LF separates, where two would have to (S7)."""
         values = _joined_values(text)
         if values is None:
-            self._answer.deviates("unparseable-data", ProtocolError, "data that is not JSON")
+            message = "data that is not JSON"
+            self._answer.deviates("unparseable-data", ProtocolError, message)
             return
         self._answer.note("joined-events")
         for value, line in values:
@@ -2861,14 +2930,13 @@ class Decoder:
             return
         if self._size == 0:
             raise Truncated("the server sent nothing")
-        tail = bytes(self._tail or self._head or b"")
-        self._tail = bytearray()
-        payload = tail[5:].strip(_BLANKS) if tail.startswith(b"data:") else b""
-        if payload == _DONE and not self._data and self._event != "ping":
+        tail = bytes(self._tail or self._head or b"").decode("utf-8", "replace")
+        done = tail.startswith("data:") and tail[5:].strip(_BLANK_CHARS) == "[DONE]"
+        if done and not self._data and self._event != "ping":
             self._line(tail)
             return
-        half_read = self._data or self._event or not (tail.startswith(b":") or not tail.strip(b"\r"))
-        self._answer.end_of_input(clean and not half_read)
+        half_line = not tail.startswith(":") and tail.strip("\r") != ""
+        self._answer.end_of_input(clean and not (self._data or self._event or half_line))
 
     def _end_json(self, body: bytes, clean: bool) -> None:
         """A body that is no stream: an error, an answer that was not streamed, or neither (H6)."""
@@ -2888,12 +2956,12 @@ class Decoder:
         self._answer.whole_body(value)
 
 
-def _joined_values(text: str) -> Optional[List[Tuple[Any, str]]]:
+def _joined_values(text: str) -> list[tuple[Any, str]] | None:
     """The object of each line, None for ``[DONE]``; None when some line is neither."""
-    values: List[Tuple[Any, str]] = []
+    values: list[tuple[Any, str]] = []
     lines = text.split("\n")
     for line in lines:
-        if line.strip(" \t\r\n") == "[DONE]":
+        if line.strip(_BLANK_CHARS) == "[DONE]":
             values.append((None, line))
             continue
         try:
@@ -2906,11 +2974,15 @@ def _joined_values(text: str) -> Optional[List[Tuple[Any, str]]]:
     return values if len(lines) > 1 else None
 
 
-def _accept_names(accept: Any) -> FrozenSet[str]:
-    names = frozenset((accept,) if isinstance(accept, str) else _tuple_of(accept, str, "accept"))
+def _accept_names(accept: Any) -> frozenset[str]:
+    names = frozenset(
+        (accept,) if isinstance(accept, str) else _checked(accept, "Sequence[str]", "accept")
+    )
     unknown = sorted(names - ACCEPT)
     if unknown:
-        raise ConfigError(f"accept does not know {unknown[0]!r}; it knows {', '.join(sorted(ACCEPT))}")
+        raise ConfigError(
+            f"accept does not know {unknown[0]!r}; it knows {', '.join(sorted(ACCEPT))}"
+        )
     return names
 
 
@@ -2923,10 +2995,12 @@ class _Control:
     """What ends a stream's waits from outside: ``close()`` from any thread, and deadlines."""
 
     def __init__(self) -> None:
-        self.lock = threading.RLock()  # a signal handler may close the stream its thread is reading
+        self.lock = (
+            threading.RLock()
+        )  # a signal handler may close the stream its thread is reading
         self.cancelled = False
-        self.aborts: List[Callable[[], object]] = []
-        self.deadlines: List[Tuple[float, str]] = []
+        self.aborts: list[Callable[[], object]] = []
+        self.deadlines: list[tuple[float, str]] = []
         self.woken = threading.Event()
 
     def cancel(self) -> None:
@@ -2959,7 +3033,7 @@ class _Control:
         if self.cancelled:
             raise Cancelled("the stream was closed")
 
-    def limit(self, seconds: Optional[float], name: str) -> Tuple[Optional[float], str]:
+    def limit(self, seconds: float | None, name: str) -> tuple[float | None, str]:
         """How long the next wait may take, and what to say when that is over."""
         message = f"nothing came for {seconds} s: {name}= sets the limit"
         for at, text in self.deadlines:
@@ -2968,7 +3042,7 @@ class _Control:
                 seconds, message = left, text
         return seconds, message
 
-    def expired(self) -> Optional[str]:
+    def expired(self) -> str | None:
         return next((text for at, text in self.deadlines if at <= time.monotonic()), None)
 
 
@@ -2980,33 +3054,37 @@ class HttpRequest:
         method: str,
         url: str,
         headers: Mapping[str, str],
-        body: Optional[Body] = None,
+        body: Body | None = None,
         *,
-        connect_timeout: Optional[float] = 10.0,
-        idle_timeout: Optional[float] = 300.0,
+        connect_timeout: float | None = 10.0,
+        idle_timeout: float | None = 300.0,
         control: Any = None,
     ) -> None:
         self.method = method
         self.url = url
-        self.headers: Dict[str, str] = _Headers(headers)
+        self.headers: dict[str, str] = _Headers(headers)
         """Lower-case names; Content-Length is the backend's to write, from ``body.length``."""
         self.body = body
         self._control: _Control = _Control() if control is None else control
         self._connect_timeout, self._idle_timeout = connect_timeout, idle_timeout
 
     @property
-    def connect_timeout(self) -> Optional[float]:
+    def connect_timeout(self) -> float | None:
         """Seconds that connecting may take from now; None is no limit."""
         return self._control.limit(self._connect_timeout, "connect_timeout")[0]
 
     @property
-    def timeout(self) -> Optional[float]:
+    def timeout(self) -> float | None:
         """Seconds that the next wait may take from now; None is no limit."""
         return self._control.limit(self._idle_timeout, "idle_timeout")[0]
 
     def on_cancel(self, abort: Callable[[], object]) -> None:
         """Call ``abort`` from another thread when the stream is closed: it must wake a read."""
         self._control.on_cancel(abort)
+
+    def release(self) -> None:
+        """Forget what ``on_cancel`` was given: before its socket is closed."""
+        self._control.release()
 
     def check(self) -> None:
         """Raise ``Cancelled`` when the stream was closed."""
@@ -3035,7 +3113,7 @@ class HttpResponse(Protocol):
     def status(self) -> int: ...
     @property
     def headers(self) -> Mapping[str, str]: ...
-    def read(self, size: int, timeout: Optional[float]) -> bytes:
+    def read(self, size: int, timeout: float | None) -> bytes:
         """Bytes as soon as there are some; ``b""`` at the end of a whole body.
 
         Raises ``Truncated`` for a body cut short of its framing, ``Timeout``, ``Disconnected``.
@@ -3073,28 +3151,28 @@ class HttpBackend:
     def __init__(
         self,
         *,
-        proxy: Union[str, Secret, None] = None,
-        cafile: Union[str, os.PathLike[str], None] = None,
-        ssl_context: Optional[ssl.SSLContext] = None,
-        unix_socket: Union[str, os.PathLike[str], None] = None,
+        proxy: str | Secret | None = None,
+        cafile: FilePath | None = None,
+        ssl_context: ssl.SSLContext | None = None,
+        unix_socket: FilePath | None = None,
         keep_alive: bool = True,
     ) -> None:
         proxy = Secret(proxy) if isinstance(proxy, str) else proxy
         self._proxy = None if proxy is None else _Proxy(proxy)
-        self._cafile: Optional[str] = _path(cafile, "cafile")
+        self._cafile: str | None = _checked(cafile, "FilePath | None", "cafile")
         if self._cafile is not None and not os.path.isfile(self._cafile):
             raise ConfigError(f"cafile {self._cafile} is not a file")
         if self._cafile is not None and ssl_context is not None:
             raise ConfigError("pass cafile or ssl_context, not both")
         self._ssl_context = ssl_context
         self._made_context: Any = None
-        self._unix_socket: Optional[str] = _path(unix_socket, "unix_socket")
+        self._unix_socket: str | None = _checked(unix_socket, "FilePath | None", "unix_socket")
         if self._unix_socket is not None and proxy is not None:
             raise ConfigError("pass proxy or unix_socket, not both")
         self._keep_alive = _check(keep_alive, bool, "keep_alive")
         self._pool = _Pool()
 
-    def __reduce__(self) -> Tuple[Any, ...]:
+    def __reduce__(self) -> tuple[Any, ...]:
         options = {
             "proxy": None if self._proxy is None else self._proxy.to_pickle(),
             "cafile": self._cafile,
@@ -3125,6 +3203,7 @@ class HttpBackend:
             request.on_cancel(connection.abort)
             return self._exchange(connection, where, request)
         except BaseException:
+            request.release()
             connection.close()
             raise
 
@@ -3145,9 +3224,11 @@ class HttpBackend:
             if where.tls and self._proxy is not None:
                 self._proxy.tunnel(sock, where, end)
             if where.tls:
-                sock = self._wrap(sock, where, end)
+                sock = self._wrap(sock, where)
+                self._shake_hands(sock, where, end)
             request.check()
         except BaseException:
+            request.release()
             sock.close()
             raise
         return _Connection(sock, where, self._pool)
@@ -3180,12 +3261,23 @@ class HttpBackend:
         lines += [f"{name}: {value}" for name, value in headers.items()]
         return _Hidden("\r\n".join([*lines, "", ""]).encode("latin-1"))
 
-    def _wrap(self, sock: socket.socket, where: _Address, end: Optional[float]) -> socket.socket:
+    def _wrap(self, sock: socket.socket, where: _Address) -> socket.socket:
+        context = self._context(_import_ssl())
+        try:
+            # The handshake comes later: close() can only wake a socket that is known by then.
+            return context.wrap_socket(
+                sock, server_hostname=where.host, do_handshake_on_connect=False
+            )
+        except (OSError, ValueError) as error:
+            failed = f"TLS with {where.host} is not possible: {error}"
+        raise ConnectError(failed, unsent=True)
+
+    def _shake_hands(self, sock: Any, where: _Address, end: float | None) -> None:
         ssl = _import_ssl()
-        context = self._context(ssl)
         try:
             sock.settimeout(_left(end))
-            return context.wrap_socket(sock, server_hostname=where.host)
+            sock.do_handshake()
+            return
         except ssl.SSLCertVerificationError as error:
             reason = getattr(error, "verify_message", "") or str(error)
             failed = (
@@ -3193,10 +3285,12 @@ class HttpBackend:
                 f" Trusted: {self._trusted(ssl)}. Pass cafile= or ssl_context= for another CA"
             )
         except socket.timeout:
-            failed = f"the TLS handshake with {where.host} took too long: connect_timeout= sets the limit"
+            failed = f"no TLS handshake with {where.host} within connect_timeout="
         except (OSError, ValueError) as error:
             reason = getattr(error, "reason", None) or str(error)
-            failed = f"the TLS handshake with {where.host} failed: {reason}. Is it an https server?"
+            failed = (
+                f"the TLS handshake with {where.host} failed: {reason}. Is it an https server?"
+            )
         raise ConnectError(failed, unsent=True)
 
     def _context(self, ssl: Any) -> Any:
@@ -3221,16 +3315,12 @@ class HttpBackend:
         return ", ".join(str(path) for path in (*tried, _certifi(), self._cafile) if path)
 
 
-def _certifi() -> Optional[str]:
+def _certifi() -> str | None:
     try:
         import certifi
     except ImportError:
         return None
     return certifi.where()
-
-
-def _call_with(function: Callable[..., _T], options: Dict[str, Any]) -> _T:
-    return function(**options)
 
 
 class _Hidden:
@@ -3266,15 +3356,17 @@ class _Proxy:
         self.url = _check(url, Secret, "proxy")
         match = re.match(r"http://(?:([!-?A-~]*)@)?([!-.0-?A-~]+)/?\Z", url.reveal().strip())
         if match is None:
-            raise ConfigError('proxy must be like "http://host:3128" or "http://user:password@host:3128"')
+            raise ConfigError(
+                'proxy must be like "http://host:3128" or "http://user:password@host:3128"'
+            )
         self.credentials = None if match.group(1) is None else Secret(match.group(1))
         address = _Address("http://" + match.group(2))
         self.host, self.port = address.host, address.port
 
-    def to_pickle(self) -> Union[str, Secret]:
+    def to_pickle(self) -> str | Secret:
         return self.url if self.credentials is not None else self.url.reveal()
 
-    def headers(self) -> Dict[str, str]:
+    def headers(self) -> dict[str, str]:
         if self.credentials is None:
             return {}
         from urllib.parse import unquote_to_bytes
@@ -3282,7 +3374,7 @@ class _Proxy:
         word = binascii.b2a_base64(unquote_to_bytes(self.credentials.reveal()), newline=False)
         return {"proxy-authorization": "Basic " + word.decode("ascii")}
 
-    def tunnel(self, sock: socket.socket, where: _Address, end: Optional[float]) -> None:
+    def tunnel(self, sock: socket.socket, where: _Address, end: float | None) -> None:
         host = f"[{where.host}]" if ":" in where.host else where.host
         lines = [f"CONNECT {host}:{where.port} HTTP/1.1", f"host: {host}:{where.port}"]
         lines += [f"{name}: {value}" for name, value in self.headers().items()]
@@ -3295,20 +3387,23 @@ class _Proxy:
             if status == 407:
                 failed += ': it asks for a password, as proxy="http://user:password@host:port"'
         except (OSError, Error) as error:
-            status, failed = 0, f"the proxy {self.host}:{self.port} did not answer CONNECT: {error}"
+            status, failed = (
+                0,
+                f"the proxy {self.host}:{self.port} did not answer CONNECT: {error}",
+            )
         if not 200 <= status < 300:
             raise ConnectError(failed, unsent=True)
 
 
-def _after(seconds: Optional[float]) -> Optional[float]:
+def _after(seconds: float | None) -> float | None:
     return None if seconds is None else time.monotonic() + seconds
 
 
-def _left(end: Optional[float]) -> Optional[float]:
+def _left(end: float | None) -> float | None:
     return None if end is None else max(0.001, end - time.monotonic())
 
 
-def _connect_unix(path: str, end: Optional[float]) -> socket.socket:
+def _connect_unix(path: str, end: float | None) -> socket.socket:
     if not hasattr(socket, "AF_UNIX"):
         raise ConfigError("this system has no UNIX sockets")
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -3325,13 +3420,15 @@ def _connect_unix(path: str, end: Optional[float]) -> socket.socket:
     raise ConnectError(failed, unsent=True)
 
 
-def _addresses(host: str, port: int) -> List[Any]:
+def _addresses(host: str, port: int) -> list[Any]:
     try:
         found = socket.getaddrinfo(host, port, 0, socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise ConnectError(f"cannot find the host {host}: {reason}", unsent=True) from None
-    if host == "localhost":  # a hosts file may list one loopback only; a server may listen on either
+    if (
+        host == "localhost"
+    ):  # a hosts file may list one loopback only; a server may listen on either
         families = [info[0] for info in found]
         if socket.AF_INET not in families:
             found.append((socket.AF_INET, socket.SOCK_STREAM, 0, "", ("127.0.0.1", port)))
@@ -3341,7 +3438,7 @@ def _addresses(host: str, port: int) -> List[Any]:
     return found
 
 
-def _race(host: str, port: int, end: Optional[float], request: HttpRequest) -> socket.socket:
+def _race(host: str, port: int, end: float | None, request: HttpRequest) -> socket.socket:
     """Connect to the address that answers first: the next one is tried 0.25 s after the last, or
     when that failed, so a silent IPv6 route is not waited out (Q11)."""
     todo, open_socks, failed, next_at = _addresses(host, port), [], "", 0.0
@@ -3374,7 +3471,7 @@ def _race(host: str, port: int, end: Optional[float], request: HttpRequest) -> s
     raise ConnectError(f"cannot connect to {host}:{port}: {failed}{hint}", unsent=True)
 
 
-def _start_connect(info: Any, failed: str) -> Tuple[Optional[socket.socket], str]:
+def _start_connect(info: Any, failed: str) -> tuple[socket.socket | None, str]:
     try:
         sock = socket.socket(*info[:3])
     except OSError as error:  # a family this system was built without
@@ -3390,7 +3487,9 @@ def _start_connect(info: Any, failed: str) -> Tuple[Optional[socket.socket], str
     return sock, failed
 
 
-def _poll(socks: Sequence[socket.socket], read: bool, write: bool, seconds: Optional[float]) -> Dict[int, int]:
+def _poll(
+    socks: Sequence[socket.socket], read: bool, write: bool, seconds: float | None
+) -> dict[int, int]:
     """Events by descriptor. ``select`` alone cannot take descriptors above 1,023 on POSIX."""
     if hasattr(select, "poll"):
         poll = select.poll()
@@ -3404,7 +3503,7 @@ def _poll(socks: Sequence[socket.socket], read: bool, write: bool, seconds: Opti
     return found
 
 
-def _writable(socks: Sequence[socket.socket], seconds: float) -> List[socket.socket]:
+def _writable(socks: Sequence[socket.socket], seconds: float) -> list[socket.socket]:
     found = _poll(socks, False, True, seconds)
     return [sock for sock in socks if sock.fileno() in found]
 
@@ -3419,7 +3518,7 @@ def _shutdown(sock: socket.socket) -> None:
 class _Receiver(io.RawIOBase):
     """A socket as the raw stream under ``http.client``: each receive has the limit of its moment."""
 
-    def __init__(self, sock: socket.socket, limit: Callable[[], Optional[float]]) -> None:
+    def __init__(self, sock: socket.socket, limit: Callable[[], float | None]) -> None:
         self.sock, self.limit = sock, limit
 
     def readable(self) -> bool:
@@ -3482,7 +3581,7 @@ class _Connection:
     def close(self) -> None:
         self.sock.close()
 
-    def send(self, head: _Hidden, request: HttpRequest) -> Union[Exception, str, None]:
+    def send(self, head: _Hidden, request: HttpRequest) -> Exception | str | None:
         """Send it all; or what ended it early: a failure, or an answer that is already there."""
         blocks = iter(request.body) if request.body is not None else iter(())
         try:
@@ -3505,16 +3604,20 @@ class _Connection:
             self.sock.sendall(view)  # TLS may be readable for reasons of its own
             return False
         self.sock.settimeout(0)
+        watch = True
         while view:
-            ready = _poll([self.sock], True, True, request.timeout)
+            ready = _poll([self.sock], watch, True, request.timeout)
             if not ready:
                 raise socket.timeout("timed out")
-            if ready.get(self.sock.fileno(), 0) & 1 and self.is_final():
-                return True
+            if watch and ready[self.sock.fileno()] & 1:
+                if self.is_final():
+                    return True
+                watch = False  # a 1xx: it is read with the answer
+                continue
             try:
                 view = view[self.sock.send(view) :]
             except BlockingIOError:
-                time.sleep(0.001)  # readable, not writable: a 1xx answer, say
+                pass
         return False
 
     def is_final(self) -> bool:
@@ -3546,7 +3649,7 @@ class _Pool:
     def reset(self) -> None:
         self.pid = os.getpid()
         self.lock = threading.Lock()
-        self.idle: List[_Connection] = []
+        self.idle: list[_Connection] = []
 
     def check_fork(self) -> None:
         if self.pid != os.getpid():
@@ -3555,7 +3658,7 @@ class _Pool:
             for connection in inherited:
                 connection.close()  # this process's copy of the descriptor: the parent's stays open
 
-    def take(self, key: Any) -> Optional[_Connection]:
+    def take(self, key: Any) -> _Connection | None:
         self.check_fork()
         while True:
             with self.lock:
@@ -3588,13 +3691,17 @@ class _Pool:
 class _Response:
     """The body of an answer by its framing: chunked, a length, or until the connection closes."""
 
-    def __init__(self, connection: _Connection, head: http.client.HTTPResponse, reuse: bool) -> None:
-        self.connection: Optional[_Connection] = connection
+    def __init__(
+        self, connection: _Connection, head: http.client.HTTPResponse, reuse: bool
+    ) -> None:
+        self.connection: _Connection | None = connection
         self.status = head.status
-        self.headers: Dict[str, str] = {}
+        self.headers: dict[str, str] = {}
         for name, value in head.headers.items():
             name, value = name.lower(), value.strip()
-            self.headers[name] = f"{self.headers[name]}, {value}" if name in self.headers else value
+            self.headers[name] = (
+                f"{self.headers[name]}, {value}" if name in self.headers else value
+            )
         self.first_read = True
         self.ended = self.surplus = False
         self.chunks = _Chunks() if self.is_chunked() else None
@@ -3608,7 +3715,7 @@ class _Response:
             raise ProtocolError(f"a transfer encoding svir does not read: {_shown(coding)}")
         return coding == "chunked"
 
-    def content_length(self, head: http.client.HTTPResponse) -> Optional[int]:
+    def content_length(self, head: http.client.HTTPResponse) -> int | None:
         if head.status in (204, 304):
             return 0
         values = {value.strip() for value in self.headers.get("content-length", "").split(",")}
@@ -3619,7 +3726,7 @@ class _Response:
             raise ProtocolError("the answer has no single Content-Length")
         return int(length)
 
-    def read(self, size: int, timeout: Optional[float]) -> bytes:
+    def read(self, size: int, timeout: float | None) -> bytes:
         end = _after(timeout)
         while not self.ended:
             raw = self.receive(size, _left(end))
@@ -3633,7 +3740,7 @@ class _Response:
                 return data
         return b""
 
-    def receive(self, size: int, timeout: Optional[float]) -> bytes:
+    def receive(self, size: int, timeout: float | None) -> bytes:
         connection = self.connection
         if connection is None:
             raise Disconnected("the response was closed")
@@ -3667,30 +3774,26 @@ class _Response:
         return data
 
     def close(self) -> None:
-        connection, self.connection = self.connection, self.connection
+        connection, seconds = self.connection, self.idle_seconds()
         if connection is None:
             return
-        if self.reuse and (self.ended or self.ends_now()) and not self.surplus:
-            seconds = self.idle_seconds()
-            self.connection = None
-            if seconds > 0 and not self.first_read:
-                connection.pool.put(connection, seconds)
-                return
+        whole = self.reuse and not self.first_read and (self.ended or self.ends_now())
         self.connection = None
-        connection.close()
+        if whole and not self.surplus and seconds > 0:
+            connection.pool.put(connection, seconds)
+        else:
+            connection.close()
 
     def ends_now(self) -> bool:
         """Whether the end of the body is here already (E4): nothing is waited for."""
+        if self.connection is None or self.first_read:
+            return False
         try:
-            return not self.receive_now() and self.ended
+            self.connection.sock.settimeout(0)
+            raw = self.connection.sock.recv(_READ)
+            return raw != b"" and not self.take(raw).strip(_BLANKS) and self.ended
         except (Error, OSError):
             return False
-
-    def receive_now(self) -> bytes:
-        assert self.connection is not None  # noqa: S101
-        self.connection.sock.settimeout(0)
-        raw = self.connection.sock.recv(_READ)
-        return self.take(raw) if raw else b"."
 
     def idle_seconds(self) -> float:
         match = re.search(r"timeout\s*=\s*(\d{1,6})", self.headers.get("keep-alive", ""), re.I)
@@ -3710,7 +3813,7 @@ class _Chunks:
         self.ended = self.surplus = False
 
     def feed(self, raw: bytes) -> bytes:
-        out: List[bytes] = []
+        out: list[bytes] = []
         raw, self.line, at = self.line + raw, b"", 0
         while at < len(raw) and not self.ended:
             if self.state == "data":
@@ -3765,11 +3868,11 @@ class WireDecoder(Protocol):
     """What a ``Wire`` reads an answer with; ``Decoder`` is one."""
 
     @property
-    def completion(self) -> Optional[Completion]: ...
+    def completion(self) -> Completion | None: ...
     @property
     def partial(self) -> Completion: ...
     @property
-    def quirks(self) -> Tuple[str, ...]: ...
+    def quirks(self) -> tuple[str, ...]: ...
     def note(self, quirk: str) -> None: ...
     def feed(self, data: bytes) -> Iterator[Event]: ...
     def finish(self, clean: bool = True) -> Iterator[Event]: ...
@@ -3781,14 +3884,14 @@ class Wire(Protocol):
     path: str
     models_path: str
 
-    def encode(self, request: Request, learned: FrozenSet[str]) -> Body:
+    def encode(self, request: Request, learned: frozenset[str]) -> Body:
         """The body; ``learned`` holds the names that ``adapt`` gave for this server."""
         ...
 
     def decoder(
         self, *, strict: bool, accept: Iterable[str], think: ThinkMode, limits: Limits
     ) -> WireDecoder: ...
-    def headers(self, key: Optional[str]) -> Dict[str, str]:
+    def headers(self, key: str | None) -> dict[str, str]:
         """The headers that carry the key, and any the API asks for."""
         ...
 
@@ -3797,12 +3900,12 @@ class Wire(Protocol):
         ...
 
     def adapt(
-        self, request: Request, error: Error, body: bytes, learned: FrozenSet[str]
-    ) -> Optional[FrozenSet[str]]:
+        self, request: Request, error: Error, body: bytes, learned: frozenset[str]
+    ) -> frozenset[str] | None:
         """``learned`` and one name more, when leaving something out may mend this refusal."""
         ...
 
-    def models(self, listing: Any) -> List[Model]: ...
+    def models(self, listing: Any) -> list[Model]: ...
 
 
 class ChatCompletions:
@@ -3811,10 +3914,10 @@ class ChatCompletions:
     path = "/chat/completions"
     models_path = "/models"
 
-    def __init__(self, *, empty_content: Optional[str] = "") -> None:
+    def __init__(self, *, empty_content: str | None = "") -> None:
         self._empty_content = _check(empty_content, (str, type(None)), "empty_content")
 
-    def encode(self, request: Request, learned: FrozenSet[str] = frozenset()) -> Body:
+    def encode(self, request: Request, learned: frozenset[str] = frozenset()) -> Body:
         """The body of a request."""
         return _encode_chat(request, learned, self._empty_content)
 
@@ -3824,7 +3927,7 @@ class ChatCompletions:
         """A decoder for one answer."""
         return Decoder(strict=strict, accept=accept, think=think, limits=limits)
 
-    def headers(self, key: Optional[str]) -> Dict[str, str]:
+    def headers(self, key: str | None) -> dict[str, str]:
         """The key as a bearer token."""
         return {} if key is None else {"authorization": f"Bearer {key}"}
 
@@ -3838,8 +3941,8 @@ class ChatCompletions:
         return error
 
     def adapt(
-        self, request: Request, error: Error, body: bytes, learned: FrozenSet[str]
-    ) -> Optional[FrozenSet[str]]:
+        self, request: Request, error: Error, body: bytes, learned: frozenset[str]
+    ) -> frozenset[str] | None:
         """Without the optional fields (D11), or with OpenAI's newer name for the limit (Q5)."""
         if error.kind != "unsupported" or error.status not in (400, 422):
             return None
@@ -3852,12 +3955,14 @@ class ChatCompletions:
             return learned | {_LEAN}
         return None
 
-    def models(self, listing: Any) -> List[Model]:
+    def models(self, listing: Any) -> list[Model]:
         """The models of a listing; one without an id is passed over."""
         entries = listing.get("data") if isinstance(listing, dict) else listing
         if not isinstance(entries, list):
             raise ProtocolError("the answer is not a list of models")
-        found = [entry for entry in entries if isinstance(entry, dict) and _is_words(entry.get("id"))]
+        found = [
+            entry for entry in entries if isinstance(entry, dict) and _is_words(entry.get("id"))
+        ]
         names = [entry.get("name") if _is_words(entry.get("name")) else None for entry in found]
         return [Model(_encodable(entry["id"]), name) for entry, name in zip(found, names)]
 
@@ -3875,7 +3980,7 @@ def _status_error(
     status: int,
     headers: Mapping[str, str],
     value: Any,
-    message: Optional[str],
+    message: str | None,
     codes: Sequence[Any],
 ) -> Error:
     if status in (401, 402, 403):
@@ -3893,13 +3998,18 @@ def _status_error(
             return ContextOverflow("the conversation is longer than the model's context")
         if "content_filter" in [code for code in codes[:1] if isinstance(code, str)]:
             return ContentFiltered("the server's content filter blocked the prompt")
-        return Unsupported(f"the server refused the request with {status}: server_message says why")
+        return Unsupported(
+            f"the server refused the request with {status}: server_message says why"
+        )
     if status == 404:
         named = isinstance(value, dict) and (
             isinstance(value.get("error"), dict) or value.get("object") == "error"
         )
         if named:
-            return Unsupported("the server answered 404: is the model's name right? list_models() tells")
+            return Unsupported(
+                "the server answered 404: is the model's name right (list_models() tells), and the"
+                " base URL?"
+            )
         return ProtocolError(
             "the server answered 404: is the base URL right? The path asked is at the end of this line"
         )
@@ -3920,7 +4030,7 @@ def _redirect(status: int, headers: Mapping[str, str]) -> Error:
 _NUMBER = re.compile(r"[0-9]{1,9}(?:\.[0-9]{1,9})?\Z")
 
 
-def _retry_after(headers: Mapping[str, str]) -> Optional[float]:
+def _retry_after(headers: Mapping[str, str]) -> float | None:
     """Seconds to wait: a number, or a date against the server's own clock (H5)."""
     in_ms = headers.get("retry-after-ms", "").strip()
     if _NUMBER.match(in_ms):
@@ -3935,7 +4045,7 @@ def _retry_after(headers: Mapping[str, str]) -> Optional[float]:
     return max(0.0, at - (time.time() if now is None else now))
 
 
-def _http_date(value: str) -> Optional[float]:
+def _http_date(value: str) -> float | None:
     from email.utils import mktime_tz, parsedate_tz
 
     try:
@@ -3985,14 +4095,14 @@ class _Inflater:
 class _Exchange:
     """A response above the seam: its limits, its compression, its end."""
 
-    def __init__(self, response: HttpResponse, control: _Control, idle: Optional[float]) -> None:
+    def __init__(self, response: HttpResponse, control: _Control, idle: float | None) -> None:
         self.response, self.control, self.idle = response, control, idle
         self.status = response.status
-        self.headers: Dict[str, str] = {k.lower(): v for k, v in response.headers.items()}
+        self.headers: dict[str, str] = {k.lower(): v for k, v in response.headers.items()}
         self.whole = True  # until the framing tells otherwise
         self.ended = False
         self.ahead = b""  # read to see what it is
-        self.inflater: Optional[_Inflater] = None
+        self.inflater: _Inflater | None = None
 
     def read(self) -> bytes:
         """Bytes as they arrive; ``b""`` at the end, and then ``whole`` tells how it ended."""
@@ -4022,7 +4132,9 @@ class _Exchange:
         if coding in ("", "identity"):
             return False
         if coding not in ("gzip", "x-gzip", "deflate"):
-            raise ProtocolError(f"the body has an encoding that was not asked for: {_shown(coding)}")
+            raise ProtocolError(
+                f"the body has an encoding that was not asked for: {_shown(coding)}"
+            )
         self.inflater = _Inflater(coding)
         return True
 
@@ -4040,15 +4152,16 @@ class _Exchange:
         return data
 
     def peek(self) -> bytes:
-        """The start of the body, up to its first byte that is no blank."""
-        ahead = b""
-        while not ahead.lstrip(b"\xef\xbb\xbf" + _BLANKS) and len(ahead) < _READ:
+        """The start of the body from its first byte that is no blank: enough to tell what it is."""
+        ahead = start = b""
+        while len(start) < 6 and start[:1] not in (b"{", b"[") and len(ahead) < _READ:
             data = self.read_decoded()
             if not data:
                 break
             ahead += data
+            start = ahead.lstrip(b"\xef\xbb\xbf" + _BLANKS)
         self.ahead = ahead
-        return ahead.lstrip(b"\xef\xbb\xbf" + _BLANKS)
+        return start
 
     def error_body(self) -> bytes:
         """An error's body, waited for only as long as it is worth (P4)."""
@@ -4079,7 +4192,7 @@ class Deadline:
     def __init__(self, control: Any, seconds: float, message: str) -> None:
         self._control: _Control = control
         self._seconds, self._message = seconds, message
-        self._entry: Optional[Tuple[float, str]] = None
+        self._entry: tuple[float, str] | None = None
 
     def __enter__(self) -> Deadline:
         self._entry = (time.monotonic() + self._seconds, self._message)
@@ -4135,8 +4248,8 @@ class Stream:
     def __init__(self, events: Iterable[Event], *, control: Any = None) -> None:
         self._events = iter(events)
         self._control: _Control = _Control() if control is None else control
-        self._completion: Optional[Completion] = None
-        self._failure: Optional[Error] = None
+        self._completion: Completion | None = None
+        self._failure: Error | None = None
 
     def __iter__(self) -> Iterator[Event]:
         return self
@@ -4162,13 +4275,17 @@ class Stream:
     def _unfinished(self) -> Error:
         if self._control.cancelled:
             return Cancelled("the stream was closed")
-        return Truncated("the stream ended without Completed: a layer must pass it on, or its error")
+        return Truncated(
+            "the stream ended without Completed: a layer must pass it on, or its error"
+        )
 
     @property
     def completion(self) -> Completion:
         """The answer. Never waits: raises ``RuntimeError`` while the answer is not whole."""
         if self._completion is None:
-            raise RuntimeError("the stream has not completed: read it to its end, or call result()")
+            raise RuntimeError(
+                "the stream has not completed: read it to its end, or call result()"
+            )
         return self._completion
 
     def text(self) -> Iterator[str]:
@@ -4199,9 +4316,9 @@ class Stream:
 
     def __exit__(
         self,
-        kind: Optional[Type[BaseException]],
-        error: Optional[BaseException],
-        trace: Optional[TracebackType],
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()
 
@@ -4218,8 +4335,8 @@ class RawStream:
     def __init__(self, open_exchange: Callable[[Any], Any]) -> None:
         self._control = _Control()
         self._open = open_exchange
-        self._exchange: Optional[_Exchange] = None
-        self._failure: Optional[Error] = None
+        self._exchange: _Exchange | None = None
+        self._failure: Error | None = None
 
     def __enter__(self) -> Self:
         if self._failure is not None:
@@ -4274,9 +4391,9 @@ class RawStream:
 
     def __exit__(
         self,
-        kind: Optional[Type[BaseException]],
-        error: Optional[BaseException],
-        trace: Optional[TracebackType],
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()
 
@@ -4293,9 +4410,9 @@ class Background:
 
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
-        self._queue: Deque[Event] = deque()
+        self._queue: deque[Event] = deque()
         self._ended = False
-        self._error: Optional[BaseException] = None
+        self._error: BaseException | None = None
         self._thread = self._make_thread()
         self._thread.start()
 
@@ -4313,7 +4430,7 @@ class Background:
             self._error = error
         self._ended = True
 
-    def poll(self, limit: Optional[int] = None) -> List[Event]:
+    def poll(self, limit: int | None = None) -> list[Event]:
         """The events that have arrived, ``limit`` at most. Never waits, never raises."""
         count = len(self._queue) if limit is None else min(limit, len(self._queue))
         return [self._queue.popleft() for _ in range(count)]
@@ -4324,7 +4441,7 @@ class Background:
         return self._ended and not self._queue
 
     @property
-    def error(self) -> Optional[BaseException]:
+    def error(self) -> BaseException | None:
         """Why the stream failed, or None."""
         return self._error
 
@@ -4339,7 +4456,7 @@ class Background:
         """Stop, as ``Stream.close()``."""
         self._stream.close()
 
-    def join(self, timeout: Optional[float] = None) -> bool:
+    def join(self, timeout: float | None = None) -> bool:
         """Wait for the thread, ``timeout`` seconds at most; whether it has ended."""
         self._thread.join(timeout)
         return not self._thread.is_alive()
@@ -4381,45 +4498,56 @@ class Client:
         *,
         # The server
         api_key: ApiKey = None,
-        headers: Optional[Mapping[str, Union[str, Secret]]] = None,
-        query: Optional[Mapping[str, str]] = None,
+        headers: Mapping[str, str | Secret] | None = None,
+        query: Mapping[str, str] | None = None,
         exact_url: bool = False,
         allow_http: bool = False,
         # What is asked, and around it
         layers: Iterable[Layer] = (),
         include_usage: bool = True,
-        empty_content: Optional[str] = "",
-        context_size: Optional[int] = None,
-        image_tokens: Optional[int] = 2048,
+        empty_content: str | None = "",
+        context_size: int | None = None,
+        image_tokens: int | None = 2048,
         # What is accepted
         strict: bool = True,
         accept: Iterable[str] = (),
         think: ThinkMode = "split",
-        limits: Optional[Limits] = None,
+        limits: Limits | None = None,
         # Waiting, in seconds; None is no limit
-        connect_timeout: Optional[float] = 10.0,
-        idle_timeout: Optional[float] = 300.0,
-        total_timeout: Optional[float] = None,
+        connect_timeout: float | None = 10.0,
+        idle_timeout: float | None = 300.0,
+        total_timeout: float | None = None,
         # The connection
-        proxy: Optional[str] = None,
-        cafile: Union[str, os.PathLike[str], None] = None,
-        ssl_context: Optional[ssl.SSLContext] = None,
-        unix_socket: Union[str, os.PathLike[str], None] = None,
+        proxy: str | None = None,
+        cafile: FilePath | None = None,
+        ssl_context: ssl.SSLContext | None = None,
+        unix_socket: FilePath | None = None,
         keep_alive: bool = True,
-        backend: Optional[Backend] = None,
+        backend: Backend | None = None,
         # The API
-        wire: Optional[Wire] = None,
+        wire: Wire | None = None,
     ) -> None:
-        given = {name: value for name, value in locals().items() if name not in ("self", "base_url")}
+        given = {
+            name: value for name, value in locals().items() if name not in ("self", "base_url")
+        }
         # From here on no frame holds a key or password as text, whatever fails (5, Q3).
         given["api_key"] = api_key = _hidden(api_key)
-        given["headers"] = headers = {name: _hidden(value) for name, value in (headers or {}).items()}
+        given["headers"] = headers = {
+            name: _hidden(value) for name, value in (headers or {}).items()
+        }
         given["proxy"] = proxy = _hidden(proxy)
         base_url = _hidden(base_url) if isinstance(base_url, str) and "@" in base_url else base_url
-        own = {"proxy": proxy, "cafile": cafile, "ssl_context": ssl_context, "unix_socket": unix_socket}
+        own = {
+            "proxy": proxy,
+            "cafile": cafile,
+            "ssl_context": ssl_context,
+            "unix_socket": unix_socket,
+        }
         options = {name: value for name, value in own.items() if value is not None}
         if backend is not None and (options or not keep_alive):
-            raise ConfigError(f"{', '.join(options) or 'keep_alive'}: set it on the backend you pass")
+            raise ConfigError(
+                f"{', '.join(options) or 'keep_alive'}: set it on the backend you pass"
+            )
         if wire is not None and empty_content != "":
             raise ConfigError("empty_content: set it on the wire you pass")
         self._base_url = _base_url(base_url, exact_url, allow_http or unix_socket is not None)
@@ -4429,23 +4557,27 @@ class Client:
         self._key = _api_key(api_key)
         self._headers = _caller_headers(headers)
         self._query = _caller_query(query)
-        self._layers: Tuple[Layer, ...] = tuple(layers)
+        self._layers: tuple[Layer, ...] = tuple(layers)
         for layer in self._layers:
             if not callable(layer):
-                raise ConfigError(f"a layer is a function of a request and a call, not {_shown(layer)}")
+                raise ConfigError(
+                    f"a layer is a function of a request and a call, not {_shown(layer)}"
+                )
         self._include_usage = _check(include_usage, bool, "include_usage")
-        self._context_size = _count(context_size, "context_size")
-        self._image_tokens = _count(image_tokens, "image_tokens")
+        self._context_size = _checked(context_size, "Count | None", "context_size")
+        self._image_tokens = _checked(image_tokens, "Count | None", "image_tokens")
         self._strict = _check(strict, bool, "strict")
         self._accept = _accept_names(accept)
-        self._think: ThinkMode = _choice(think, ("split", "keep", "open"), "think")
+        self._think: ThinkMode = _choice(think, _THINK_MODES, "think")
         self._limits = Limits() if limits is None else _check(limits, Limits, "limits")
         self._connect_timeout = _seconds(connect_timeout, "connect_timeout")
         self._idle_timeout = _seconds(idle_timeout, "idle_timeout")
         self._total_timeout = _seconds(total_timeout, "total_timeout")
-        self._backend: Backend = HttpBackend(keep_alive=keep_alive, **options) if backend is None else backend
+        self._backend: Backend = (
+            HttpBackend(keep_alive=keep_alive, **options) if backend is None else backend
+        )
         self._wire: Wire = ChatCompletions(empty_content=empty_content) if wire is None else wire
-        self._learned: FrozenSet[str] = frozenset()  # what this server was seen to refuse (D11)
+        self._learned: frozenset[str] = frozenset()  # what this server was seen to refuse (D11)
 
     # Calls
 
@@ -4465,14 +4597,16 @@ class Client:
         _check(request, Request, "the request")
         return RawStream(lambda control: self._open(request, control))
 
-    def list_models(self) -> List[Model]:
+    def list_models(self) -> list[Model]:
         """Every model the server lists."""
         control = _Control()
         with self._errors_say("GET", self._wire.models_path):
             exchange = self._exchange("GET", self._wire.models_path, None, control)
             try:
                 if not 200 <= exchange.status < 300:
-                    raise self._wire.error(exchange.status, exchange.headers, exchange.error_body())
+                    raise self._wire.error(
+                        exchange.status, exchange.headers, exchange.error_body()
+                    )
                 return self._wire.models(_listing(exchange))
             finally:
                 exchange.close()
@@ -4488,9 +4622,9 @@ class Client:
 
     def __exit__(
         self,
-        kind: Optional[Type[BaseException]],
-        error: Optional[BaseException],
-        trace: Optional[TracebackType],
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()
 
@@ -4518,14 +4652,16 @@ class Client:
         layer = self._layers[depth]
         events = layer(request, Call(self, control, depth + 1))
         if not hasattr(events, "__iter__"):
-            raise ConfigError(f"the layer {_shown(getattr(layer, '__name__', layer))} gave no events: return or yield them")
+            raise ConfigError(
+                f"the layer {_shown(getattr(layer, '__name__', layer))} gave no events: return or yield them"
+            )
         return iter(events)
 
     def _events(self, request: Request, control: _Control) -> Iterator[Event]:
         decoder = self._wire.decoder(
             strict=self._strict, accept=self._accept, think=self._think, limits=self._limits
         )
-        exchange: Optional[_Exchange] = None
+        exchange: _Exchange | None = None
         try:
             exchange = self._open(request, control)
             self._check_body(exchange, decoder)
@@ -4566,9 +4702,7 @@ class Client:
                     raise error
                 learned = more
 
-    def _exchange(
-        self, method: str, path: str, body: Optional[Body], control: _Control
-    ) -> _Exchange:
+    def _exchange(self, method: str, path: str, body: Body | None, control: _Control) -> _Exchange:
         request = HttpRequest(
             method,
             self._base_url + path + self._query,
@@ -4590,7 +4724,7 @@ class Client:
             raise
         return _Exchange(response, control, self._idle_timeout)
 
-    def _request_headers(self, has_body: bool) -> Dict[str, str]:
+    def _request_headers(self, has_body: bool) -> dict[str, str]:
         headers = _Headers({"user-agent": f"svir/{__version__}", "accept-encoding": "identity"})
         headers["accept"] = "text/event-stream" if has_body else "application/json"
         if has_body:
@@ -4630,7 +4764,9 @@ class Client:
             hint = 'accept="any-content-type" reads this server'
         else:
             hint = "is the base URL right?"
-        error = ProtocolError(f"the answer is {_shown(kind or 'of no type')}, not an event stream ({hint})")
+        error = ProtocolError(
+            f"the answer is {_shown(kind or 'of no type')}, not an event stream ({hint})"
+        )
         error.server_message = _told(_body_value(start))[0]
         raise error
 
@@ -4640,9 +4776,12 @@ class Client:
     def _errors_say(self, method: str, path: str) -> _ErrorsSay:
         return _ErrorsSay(self._where(method, path))
 
-    def __reduce__(self) -> Tuple[Any, ...]:
+    def __reduce__(self) -> tuple[Any, ...]:
         # A Secret refuses to be pickled when that would write a key out.
-        return _call_with, (type(self), {**self._given, "base_url": self._base_url, "exact_url": True})
+        return _call_with, (
+            type(self),
+            {**self._given, "base_url": self._base_url, "exact_url": True},
+        )
 
 
 def _listing(exchange: _Exchange) -> Any:
@@ -4672,24 +4811,28 @@ class _ErrorsSay:
     def __enter__(self) -> None:
         pass
 
-    def __exit__(self, kind: object, error: Optional[BaseException], trace: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, Error) and error.where is None:
             error.where = self.where
 
 
-def _seconds(value: Any, what: str) -> Optional[float]:
-    if _number(value, what) is not None and value <= 0:
+def _seconds(value: Any, what: str) -> float | None:
+    if _checked(value, "float | None", what) is not None and value <= 0:
         raise ConfigError(f"{what} must be more than 0; None is no limit")
-    return None if value is None else float(value)
+    return value
 
 
-_URL = re.compile(r"(?P<scheme>[A-Za-z]+)://(?P<host>\[[0-9A-Fa-f:.]+\]|[^/?#\[\]:@]*)(?::(?P<port>\d{0,5}))?(?P<path>/[^?#]*)?(?P<rest>[?#].*)?\Z")
+_URL = re.compile(
+    r"(?P<scheme>[A-Za-z]+)://(?P<host>\[[0-9A-Fa-f:.]+\]|[^/?#\[\]:@]*)(?::(?P<port>\d{0,5}))?(?P<path>/[^?#]*)?(?P<rest>[?#].*)?\Z"
+)
 
 
 def _base_url(url: Any, exact: bool, allow_http: bool) -> str:
     """The URL that paths are added to (Q1, Q2). Raises ``ConfigError``, which never shows a password."""
     if isinstance(url, Secret):
-        raise ConfigError("the base URL must not carry a user or password: use api_key= or headers=")
+        raise ConfigError(
+            "the base URL must not carry a user or password: use api_key= or headers="
+        )
     text: str = _check(url, str, "base_url").strip()
     shown = _shown(_without_query(text))
     match = _URL.match(text)
@@ -4700,9 +4843,13 @@ def _base_url(url: Any, exact: bool, allow_http: bool) -> str:
         raise ConfigError("the base URL must not have a query or fragment: use query={...}")
     scheme, host = match.group("scheme").lower(), match.group("host").lower()
     if not re.match(r"[!-~]+\Z", text) or not host or int(match.group("port") or 1) > 65535:
-        raise ConfigError(f"the base URL has no usable host, or a character that is not plain ASCII: {shown}")
+        raise ConfigError(
+            f"the base URL has no usable host, or a character that is not plain ASCII: {shown}"
+        )
     if scheme == "http" and not allow_http and not _is_loopback(host):
-        raise ConfigError(f"plain http to {host} sends the key and the text in the open: allow_http=True permits it")
+        raise ConfigError(
+            f"plain http to {host} sends the key and the text in the open: allow_http=True permits it"
+        )
     port = f":{match.group('port')}" if match.group("port") else ""
     return f"{scheme}://{host}{port}{_base_path(match.group('path') or '', exact)}"
 
@@ -4715,7 +4862,9 @@ def _base_path(path: str, exact: bool) -> str:
     if exact:
         return path
     if re.search(r"/(v\d+)/\1(/|\Z)", path):
-        raise ConfigError(f"the base URL has {path!r}, a version twice (exact_url=True uses it as it is)")
+        raise ConfigError(
+            f"the base URL has {path!r}, a version twice (exact_url=True uses it as it is)"
+        )
     return path if re.search(r"/v\d\w*(/|\Z)", path) else path + "/v1"
 
 
@@ -4734,15 +4883,20 @@ def _api_key(key: Any) -> Any:
     return key
 
 
-def _caller_headers(headers: Any) -> Dict[str, Secret]:
-    found: Dict[str, Secret] = {}
+def _caller_headers(headers: Any) -> dict[str, Secret]:
+    found: dict[str, Secret] = {}
     for name, secret in headers.items():
         if not isinstance(name, str) or not _HEADER_NAME.match(name):
             raise ConfigError(f"{_shown(name)} is not a header name")
         if name.lower() in _OWN_HEADERS:
-            raise ConfigError(f"svir writes the header {name} itself" + (": use api_key=" if name.lower() == "authorization" else ""))
+            raise ConfigError(
+                f"svir writes the header {name} itself"
+                + (": use api_key=" if name.lower() == "authorization" else "")
+            )
         if not re.match(r"[\t -~]*\Z", _check(secret, Secret, f"the header {name}").reveal()):
-            raise ConfigError(f"the value of the header {name} has a control or non-ASCII character")
+            raise ConfigError(
+                f"the value of the header {name} has a control or non-ASCII character"
+            )
         found[name.lower()] = secret
     return found
 

@@ -16,6 +16,7 @@ from typing import IO, Iterator, NamedTuple
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent), str(HERE.parent / "tests" / "servers")]
+import llama_server  # noqa: E402
 import pinned  # noqa: E402
 import svir  # noqa: E402
 
@@ -74,7 +75,7 @@ def _choose(options: argparse.Namespace, stack: contextlib.ExitStack) -> Server:
     try:
         return stack.enter_context(small_model())
     except NotHere as error:
-        say(f"No real model here, so this answer is scripted: {error}.")
+        say(f"No real model here, so this answer is scripted: {error}.\n")
         return stack.enter_context(scripted())
 
 
@@ -87,7 +88,7 @@ def running(model: str | None = None) -> Server | None:
             chosen = model or _first_model(client)
         except svir.Error:
             continue
-        say(f"Asking {chosen} at {url}, where {name} usually is.")
+        say(f"Asking {chosen} at {url}, where {name} usually is.\n")
         return Server(url, chosen)
     return None
 
@@ -123,7 +124,7 @@ def small_model() -> Iterator[Server]:
         )
         try:
             url = _announced(process, log)
-            say(f"Asking SmolLM2-135M, a very small model, at {url}.")
+            say(f"Asking SmolLM2-135M, a very small model, at {url}.\n")
             yield Server(url, "SmolLM2-135M-Instruct")
         finally:
             process.kill()
@@ -143,17 +144,8 @@ def _announced(process: subprocess.Popen[bytes], log: IO[bytes]) -> str:
         return url
     process.wait()
     log.seek(0)
-    raise NotHere(f"the model server did not start: {explain(log.read(), process.returncode)}")
-
-
-def explain(log: bytes, code: int) -> str:
-    """What to tell a person about a server that ended with this log."""
-    words = log.decode("utf-8", "replace").strip()
-    missing = re.search(r"lib(gomp|stdc\+\+)\.so\.\d+: cannot open", words)
-    if missing:
-        package = {"gomp": "libgomp1", "stdc++": "libstdc++6"}[missing.group(1)]
-        return f"lib{missing.group(1)} is missing (Debian, Ubuntu: sudo apt-get install {package})"
-    return f"it ended with code {code}: {words[-500:]}"
+    why = llama_server.explain(log.read().decode("utf-8", "replace"), process.returncode)
+    raise NotHere(f"the model server did not start: {why}")
 
 
 def modern_python() -> str:

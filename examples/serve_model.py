@@ -23,15 +23,15 @@ def end_with_the_parent() -> None:
 signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
 threading.Thread(target=end_with_the_parent, daemon=True).start()
 
-import xllamacpp  # noqa: E402
+import xllamacpp  # type: ignore  # noqa: E402 - it is in that folder
 
 params = xllamacpp.CommonParams()
 params.model.path = gguf
 params.model_alias = {os.path.basename(gguf).partition(".")[0]}
 params.n_ctx = 2048
 params.n_parallel = 1
-params.n_predict = 400  # so small a model may ramble
-params.sampling.temp = 0.2
+params.n_predict = 400  # so small a model may never come to an end
+params.sampling.temp = 0.0  # the likeliest answer: it wanders least
 server = xllamacpp.Server(params)
 print(server.listening_address, flush=True)
 threading.Event().wait()

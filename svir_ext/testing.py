@@ -31,10 +31,9 @@ if TYPE_CHECKING:
     from typing import BinaryIO, Mapping
 
 __all__ = [
-    *("MockRequest", "MockServer", "Reply"),
-    *("DONE", "error_event", "every_split", "refusal_answer", "sse", "text_answer", "tool_answer"),
-    *("scripted", "scripted_turns"),
-]
+    "DONE", "MockRequest", "MockServer", "Reply", "error_event", "every_split", "refusal_answer",
+    "scripted", "scripted_turns", "sse", "text_answer", "tool_answer",
+]  # fmt: skip
 
 DONE = b"data: [DONE]\n\n"
 
@@ -63,7 +62,7 @@ def text_answer(
     finish_reason: str | None = "stop",
     reasoning: str | None = None,
     **rest: Any,
-) -> list[bytes | float]:
+) -> list[Any]:
     """A streamed answer, one event for each text, `[DONE]` included. A number is a pause.
 
     `finish_reason=None` leaves the finish out. `rest` is `usage` as (prompt tokens, completion
@@ -81,7 +80,7 @@ def tool_answer(
     pieces: int = 2,
     finish_reason: str | None = "tool_calls",
     **rest: Any,
-) -> list[bytes | float]:
+) -> list[Any]:
     """A streamed answer of calls: (name, arguments as a dict or raw text), with ids call-1, ...
 
     An event names the call, then its arguments follow in at most `pieces` events. `rest` is as in
@@ -100,7 +99,7 @@ def tool_answer(
     return _answer(deltas, finish_reason, **rest)
 
 
-def refusal_answer(*texts: str, **rest: Any) -> list[bytes | float]:
+def refusal_answer(*texts: str, **rest: Any) -> list[Any]:
     """A streamed refusal, in OpenAI's form. `rest` is as in `text_answer`."""
     refusals = [{"refusal": text} for text in texts]
     return _answer([{"role": "assistant", "content": None}, *refusals], "stop", **rest)
@@ -112,7 +111,7 @@ def _answer(
     usage: tuple[int, int] | None = None,
     model: str = "mock",
     id: str = "mock-1",
-) -> list[bytes | float]:
+) -> list[Any]:
     head = {"id": id, "object": "chat.completion.chunk", "created": 0, "model": model}
 
     def chunk(delta: object, finish: str | None = None) -> bytes:
@@ -139,7 +138,7 @@ def every_split(data: bytes) -> Iterator[tuple[bytes, bytes]]:
 
 def scripted(
     *steps: Any,
-    finish_reason: str | None = None,
+    finish_reason: svir.FinishReason | None = None,
     usage: tuple[int, int] | svir.Usage | None = None,
     **fields: Any,
 ) -> svir.Layer:
@@ -193,11 +192,14 @@ def _events(steps: Iterable[Any], call: svir.Call) -> Iterator[svir.Event]:
             raise step
         if isinstance(step, (int, float)):
             call.sleep(step)
+            continue
+        if isinstance(step, str):
+            step = svir.TextDelta(step)
         elif isinstance(step, svir.ToolCall):
-            yield svir.ToolCallDelta(calls, step.id, step.name, step.arguments)
-            calls += 1
-        else:
-            yield svir.TextDelta(step) if isinstance(step, str) else step
+            step = svir.ToolCallDelta(calls, step.id, step.name, step.arguments)
+        if isinstance(step, svir.ToolCallDelta):
+            calls = max(calls, step.index + 1)
+        yield step
 
 
 def _collected(events: list[Any]) -> dict[str, Any]:
@@ -213,12 +215,12 @@ def _collected(events: list[Any]) -> dict[str, Any]:
         else:
             # The id comes once; name and arguments add up.
             id, name, arguments = calls.get(event.index, ("", "", ""))
-            name, arguments = name + (event.name or ""), arguments + (event.arguments or "")
-            calls[event.index] = (id or event.id or "", name, arguments)
+            whole = (id or event.id, name + event.name, arguments + event.arguments)
+            calls[event.index] = whole
     return {
         "text": text,
-        "reasoning": tuple(svir.Reasoning(text, source) for source, text in reasoning.items()),
-        "tool_calls": tuple(svir.ToolCall(*calls[index]) for index in sorted(calls)),
+        "reasoning": [svir.Reasoning(text, source) for source, text in reasoning.items()],
+        "tool_calls": [svir.ToolCall(*calls[index]) for index in sorted(calls)],
         "finish_reason": "tool_calls" if calls else "stop",
     }
 
@@ -248,7 +250,8 @@ class Reply:
     """One answer: its steps, and what to get wrong.
 
     A step is bytes (one HTTP chunk), text, seconds to pause, a `threading.Event` to wait for, a
-    dict (sent as JSON), or an iterable of these, such as `text_answer(...)`.
+    dict (sent as JSON), or an iterable of these, such as `text_answer(...)`. The end of the body
+    leaves with the last bytes, unless a pause comes after them.
 
     - `headers`: replace the server's own by name; None leaves one out.
     - `content_type`: by default an event stream for a 200 without a dict, else JSON.
@@ -287,7 +290,8 @@ class Reply:
         self.content_type = content_type or ("text/event-stream" if stream else "application/json")
         self.steps = list(_flat(steps))
         self.status, self.delay, self.path, self.read_body = status, delay, path, read_body
-        self.hang, self.cut, self.reset, self.raw = hang, cut, reset, raw
+        self.hang, self.reset, self.raw = hang, reset, raw
+        self.short = hang or cut or reset
         self.headers = {name.lower(): value for name, value in (headers or {}).items()}
 
     def matches(self, request: MockRequest) -> bool:
@@ -301,19 +305,31 @@ class Reply:
         if self.framing == "chunked":
             head["transfer-encoding"] = "chunked"
         elif self.framing == "length":
-            # A body that stops short of its framing has to promise more than it brings.
-            short = self.hang or self.cut or self.reset
             size = sum(len(step) for step in self.steps if isinstance(step, bytes))
-            head["content-length"] = str(size + short)
+            # A body that stops short has to promise more than it brings.
+            head["content-length"] = str(size + self.short)
         if not keep_alive or self.framing == "close" or not self.read_body:
             head["connection"] = "close"
         head.update(self.headers)
         return {name: value for name, value in head.items() if value is not None}
 
-    def framed(self, data: bytes) -> bytes:
-        if self.raw or self.framing != "chunked" or not data:  # an empty chunk would be the last
-            return data
-        return b"%x\r\n%b\r\n" % (len(data), data)
+    def parts(self) -> list[Any]:
+        """The steps as they are sent, framed."""
+        if self.raw or self.framing != "chunked":
+            return self.steps
+        parts: list[Any] = [
+            _chunk(step) if isinstance(step, bytes) else step for step in self.steps
+        ]
+        if not self.short:
+            # The end leaves with the last bytes. A client that is content with `[DONE]` has then
+            # read it, so whether it can use the connection again does not depend on luck.
+            last = parts.pop() if parts and isinstance(parts[-1], bytes) else b""
+            parts.append(last + b"0\r\n\r\n")
+        return parts
+
+
+def _chunk(data: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(data), data) if data else b""  # an empty one would be the last
 
 
 def _flat(steps: Iterable[Any]) -> Iterator[bytes | float | threading.Event]:
@@ -406,15 +422,15 @@ class MockServer:
         return f"<MockServer {self.url}, {counts}, {self.open_connections} connections open>"
 
     def __enter__(self) -> MockServer:
+        scheme = "http" if self._tls is None else "https"
         if self._unix is not None:
             self._listener = socket.socket(socket.AF_UNIX)
             self._listener.bind(self._unix)
             self._listener.listen(128)
-            self.url = "http://localhost"
+            self.url = f"{scheme}://localhost"
         else:
             self._listener = socket.create_server(("127.0.0.1", 0), backlog=128)
-            port = self._listener.getsockname()[1]
-            self.url = f"{'https' if self._tls else 'http'}://127.0.0.1:{port}"
+            self.url = f"{scheme}://127.0.0.1:{self._listener.getsockname()[1]}"
         self._acceptor = threading.Thread(target=self._accept, name="MockServer", daemon=True)
         self._acceptor.start()
         return self
@@ -542,22 +558,18 @@ class MockServer:
             head = reply.head(keep_alive)
             keep_alive = head.get("connection", "").lower() != "close"
             conn.sendall(_encoded(reply.status, head))
-        for step in reply.steps:
-            if isinstance(step, bytes):
-                conn.sendall(reply.framed(step))
+        for part in reply.parts():
+            if isinstance(part, bytes):
+                conn.sendall(part)
             else:
-                self._pause(step)
+                self._pause(part)
         if reply.hang:
             self._hang(reader, reply)
         if reply.reset:
             # To linger for 0 s is to reset on close. The two fields are shorts on Windows.
             linger = struct.pack("hh" if os.name == "nt" else "ii", 1, 0)
             conn.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
-        if reply.hang or reply.reset or reply.cut or reply.raw:
-            return False
-        if reply.framing == "chunked":
-            conn.sendall(b"0\r\n\r\n")
-        return keep_alive
+        return keep_alive and not reply.short and not reply.raw
 
     def _pause(self, step: float | threading.Event) -> None:
         if isinstance(step, threading.Event):

@@ -1,4 +1,4 @@
-"""What the data-driven tests share: cases, outcomes in the words of cases/CASES.md, and a raw TCP server."""
+"""What the data-driven tests share: cases, outcomes as in cases/CASES.md, and a raw server."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pathlib
 import socket
 import threading
 import time
-from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterable, NamedTuple, Sequence
 
 import svir
 
@@ -38,17 +38,17 @@ class Mode(NamedTuple):
     """One way to run a case: options for the decoder or the client, and what must come out."""
 
     name: str
-    options: Dict[str, Any]
+    options: dict[str, Any]
     expected: Outcome
 
 
 class Case(NamedTuple):
     name: str
     data: bytes
-    spec: Dict[str, Any]
+    spec: dict[str, Any]
 
-    def modes(self) -> List[Mode]:
-        base: Dict[str, Any] = {}
+    def modes(self) -> list[Mode]:
+        base: dict[str, Any] = {}
         if "limits" in self.spec:
             base["limits"] = svir.Limits(**self.spec["limits"])
         strict = self.spec["strict"]
@@ -70,21 +70,21 @@ def load_case(path: pathlib.Path) -> Case:
     return Case(path.stem, path.read_bytes(), spec)
 
 
-def cases(suffix: str) -> List[Case]:
+def cases(suffix: str) -> list[Case]:
     found = [load_case(path) for path in sorted(CASES.glob("*" + suffix))]
     assert found, f"no {suffix} case in {CASES}"
     return found
 
 
-def table(number: int) -> Dict[str, Any]:
+def table(number: int) -> dict[str, Any]:
     """The one table of that number in tests/cases."""
     (path,) = CASES.glob(f"{number}-*.json")
-    value: Dict[str, Any] = json.loads(path.read_text("utf-8"))
+    value: dict[str, Any] = json.loads(path.read_text("utf-8"))
     return value
 
 
-def table_rows(number: int) -> List[Dict[str, Any]]:
-    rows: List[Dict[str, Any]] = table(number)["rows"]
+def table_rows(number: int) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = table(number)["rows"]
     return rows
 
 
@@ -94,11 +94,11 @@ def table_rows(number: int) -> List[Dict[str, Any]]:
 class Run(NamedTuple):
     """What came out, in order: the events, then the error if there was one."""
 
-    events: List[svir.Event]
-    error: Optional[svir.Error]
-    quirks: Tuple[str, ...] = ()
+    events: list[svir.Event]
+    error: svir.Error | None
+    quirks: tuple[str, ...] = ()
 
-    def key(self) -> Tuple[Any, ...]:
+    def key(self) -> tuple[Any, ...]:
         """All that may not depend on where the bytes were cut."""
         error = self.error
         if error is None:
@@ -107,11 +107,11 @@ class Run(NamedTuple):
         return (self.events, self.quirks, what)
 
 
-def drain(events: Iterable[svir.Event], into: List[svir.Event]) -> Optional[svir.Error]:
+def drain(events: Iterable[svir.Event], into: list[svir.Event]) -> svir.Error | None:
     """Append the events; give back the error they end in. Only svir's own errors may come."""
     try:
         for event in events:
-            into.append(event)  # noqa: PERF402 - a failing iterator must leave what it gave
+            into.append(event)
     except svir.Error as error:
         return error
     return None
@@ -123,7 +123,7 @@ def decode(pieces: Iterable[bytes], *, clean: bool = True, **options: Any) -> Ru
     After the end the rest is fed as well: nothing may come of it (P9).
     """
     decoder = svir.Decoder(**options)
-    events: List[svir.Event] = []
+    events: list[svir.Event] = []
     for piece in pieces:
         error = drain(decoder.feed(piece), events)
         if error is not None:
@@ -136,7 +136,7 @@ def decode_late(pieces: Iterable[bytes], *, clean: bool = True, **options: Any) 
     """Feed everything and call finish() first, and read the returned iterators only then."""
     decoder = svir.Decoder(**options)
     iterators = [decoder.feed(piece) for piece in pieces]
-    events: List[svir.Event] = []
+    events: list[svir.Event] = []
     for iterator in iterators:
         error = drain(iterator, events)
         if error is not None:
@@ -145,28 +145,28 @@ def decode_late(pieces: Iterable[bytes], *, clean: bool = True, **options: Any) 
     return Run(events, error, decoder.quirks)
 
 
-def single_bytes(data: bytes) -> List[bytes]:
+def single_bytes(data: bytes) -> list[bytes]:
     return [data[i : i + 1] for i in range(len(data))]
 
 
 # -- Outcomes -------------------------------------------------------------------------------------
 
 
-def _by_source(pairs: Iterable[Tuple[str, str]]) -> List[List[str]]:
-    texts: Dict[str, str] = {}
+def _by_source(pairs: Iterable[tuple[str, str]]) -> list[list[str]]:
+    texts: dict[str, str] = {}
     for source, text in pairs:
         texts[source] = texts.get(source, "") + text
     return [[source, text] for source, text in texts.items()]
 
 
-def _calls(calls: Sequence[svir.ToolCall]) -> List[Dict[str, Any]]:
+def _calls(calls: Sequence[svir.ToolCall]) -> list[dict[str, Any]]:
     return [
         {"id": c.id, "name": c.name, "arguments": c.arguments, "extra": dict(c.extra or {})}
         for c in calls
     ]
 
 
-def _usage(usage: Optional[svir.Usage]) -> Optional[Dict[str, int]]:
+def _usage(usage: svir.Usage | None) -> dict[str, int] | None:
     if usage is None:
         return None
     counts = {
@@ -179,7 +179,7 @@ def _usage(usage: Optional[svir.Usage]) -> Optional[Dict[str, int]]:
     return counts
 
 
-def given_out(events: Iterable[svir.Event]) -> Tuple[str, List[List[str]]]:
+def given_out(events: Iterable[svir.Event]) -> tuple[str, list[list[str]]]:
     """The text and the reasoning (one text for each source) that the events carried."""
     text = ""
     pairs = []
@@ -246,11 +246,11 @@ def check_events(events: Sequence[svir.Event]) -> None:
             assert position == len(events) - 1, "events after Completed (P9)"
 
 
-def check_error(error: svir.Error, text: str, reasoning: List[List[str]]) -> None:
+def check_error(error: svir.Error, text: str, reasoning: list[list[str]]) -> None:
     """`partial` holds exactly what was given out, and no call that could be run."""
     partial = error.partial
     if partial is None:
-        assert not text and not reasoning, "given out, but not in error.partial"
+        assert (text, reasoning) == ("", []), "given out, but not in error.partial"
         return
     assert partial.text == text, "error.partial.text is not what was given out"
     kept = _by_source((r.source, r.text) for r in partial.reasoning)
@@ -260,13 +260,13 @@ def check_error(error: svir.Error, text: str, reasoning: List[List[str]]) -> Non
 
 
 def check_completion(
-    done: svir.Completion, events: Sequence[svir.Event], text: str, reasoning: List[List[str]]
+    done: svir.Completion, events: Sequence[svir.Event], text: str, reasoning: list[list[str]]
 ) -> None:
     """The completion is the sum of the events."""
     assert done.text == text, "the completion's text is not what was given out"
     kept = [[r.source, r.text] for r in done.reasoning]
-    assert sorted(kept) == sorted(reasoning), "the completion's reasoning is not what was given out"
-    pieces: Dict[int, str] = {}
+    assert sorted(kept) == sorted(reasoning), "the completion's reasoning is not that given out"
+    pieces: dict[int, str] = {}
     for event in events:
         if isinstance(event, svir.ToolCallDelta):
             pieces[event.index] = pieces.get(event.index, "") + (event.arguments or "")
@@ -279,7 +279,7 @@ def check_completion(
 # -- Comparing ------------------------------------------------------------------------------------
 
 
-def differences(got: Outcome, expected: Outcome, *, in_order: bool = False) -> List[str]:
+def differences(got: Outcome, expected: Outcome, *, in_order: bool = False) -> list[str]:
     """What CASES.md's Format section asks of an outcome and does not find. Empty when it fits."""
     if got["outcome"] != expected["outcome"]:
         return [f"outcome: {got!r} instead of {expected['outcome']}"]
@@ -292,7 +292,7 @@ def differences(got: Outcome, expected: Outcome, *, in_order: bool = False) -> L
     return [f"{what} (of {got!r})" for what in found]
 
 
-def _exact(got: Outcome, expected: Outcome, defaults: Dict[str, Any]) -> List[str]:
+def _exact(got: Outcome, expected: Outcome, defaults: dict[str, Any]) -> list[str]:
     return [
         f"{key}: {got[key]!r} instead of {expected.get(key, default)!r}"
         for key, default in defaults.items()
@@ -300,7 +300,7 @@ def _exact(got: Outcome, expected: Outcome, defaults: Dict[str, Any]) -> List[st
     ]
 
 
-def _given(got: Outcome, expected: Outcome, keys: Iterable[str]) -> List[str]:
+def _given(got: Outcome, expected: Outcome, keys: Iterable[str]) -> list[str]:
     return [
         f"{key}: {got[key]!r} instead of {expected[key]!r}"
         for key in keys
@@ -315,7 +315,7 @@ def same(got: Any, expected: Any) -> bool:
     return bool(got == expected)
 
 
-def _completed_differences(got: Outcome, expected: Outcome) -> List[str]:
+def _completed_differences(got: Outcome, expected: Outcome) -> list[str]:
     found = _exact(got, expected, {"text": "", "finish_reason": None, "usage": None})
     found += _given(got, expected, ["id", "model"])
     if sorted(got["reasoning"]) != sorted(_by_source(expected.get("reasoning", []))):
@@ -333,7 +333,7 @@ def _completed_differences(got: Outcome, expected: Outcome) -> List[str]:
     return found
 
 
-def _calls_fit(got: List[Dict[str, Any]], wanted: List[Dict[str, Any]]) -> bool:
+def _calls_fit(got: list[dict[str, Any]], wanted: list[dict[str, Any]]) -> bool:
     if len(got) != len(wanted):
         return False
     for call, want in zip(got, wanted):
@@ -352,7 +352,7 @@ def _calls_fit(got: List[Dict[str, Any]], wanted: List[Dict[str, Any]]) -> bool:
     return True
 
 
-def _error_differences(got: Outcome, expected: Outcome) -> List[str]:
+def _error_differences(got: Outcome, expected: Outcome) -> list[str]:
     kinds = expected["kind"]
     kinds = kinds if isinstance(kinds, list) else [kinds]
     found = [] if got["kind"] in kinds else [f"kind: {got['kind']} instead of {kinds}"]
@@ -370,11 +370,11 @@ def _error_differences(got: Outcome, expected: Outcome) -> List[str]:
     return found
 
 
-def listed(value: Any) -> List[str]:
+def listed(value: Any) -> list[str]:
     return [value] if isinstance(value, str) else list(value)
 
 
-def _quirk_differences(got: Outcome, expected: Outcome, in_order: bool) -> List[str]:
+def _quirk_differences(got: Outcome, expected: Outcome, in_order: bool) -> list[str]:
     quirks, wanted = got["quirks"], expected.get("quirks", [])
     if len(set(quirks)) != len(quirks):
         return [f"a quirk twice: {quirks}"]
@@ -398,7 +398,7 @@ class Received(NamedTuple):
     """One request as it came."""
 
     line: str
-    headers: Dict[str, str]
+    headers: dict[str, str]
     body: bytes
     at: float  # time.monotonic() when its first byte was there
 
@@ -425,9 +425,9 @@ class RawServer:
         self._answers = answers or (b"",)
         self._one_byte, self._delay, self._hold_open = one_byte, delay, hold_open
         self._ssl_context = ssl_context
-        self.requests: List[Received] = []
+        self.requests: list[Received] = []
         self.connections = 0
-        self._failures: List[BaseException] = []
+        self._failures: list[BaseException] = []
         self._closing = threading.Event()
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._listener = socket.socket(family, socket.SOCK_STREAM)
@@ -435,7 +435,7 @@ class RawServer:
         self._listener.bind((host, 0))
         self._listener.listen(8)
         self.port: int = self._listener.getsockname()[1]
-        self.url = f"http://{'[%s]' % host if ':' in host else host}:{self.port}"
+        self.url = f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
         self._thread = threading.Thread(target=self._serve, daemon=True)
         self._thread.start()
 
@@ -463,7 +463,7 @@ class RawServer:
                     self._answer(conn)
                 except OSError:  # the client went away: its right
                     pass
-                except BaseException as error:  # noqa: BLE001 - shown by __exit__
+                except BaseException as error:  # shown by __exit__
                     self._failures.append(error)
 
     def _answer(self, conn: socket.socket) -> None:
@@ -498,7 +498,7 @@ class RawServer:
                 continue
 
 
-def receive(conn: socket.socket) -> Optional[Received]:
+def receive(conn: socket.socket) -> Received | None:
     """One request, its body by Content-Length; None when the client closed before it was whole."""
     data, at = b"", 0.0
     while b"\r\n\r\n" not in data:
@@ -529,13 +529,13 @@ REQUEST = svir.Request("m", "Hi")
 def ask(url: str, request: svir.Request = REQUEST, **settings: Any) -> Run:
     """One call of a new client, as a run."""
     with svir.Client(url, **settings) as client, client.stream(request) as stream:
-        events: List[svir.Event] = []
+        events: list[svir.Event] = []
         error = drain(stream, events)
         return Run(events, error)
 
 
 def http_answer(
-    status: int, headers: Dict[str, str], body: bytes = b"", reason: str = "Status"
+    status: int, headers: dict[str, str], body: bytes = b"", reason: str = "Status"
 ) -> bytes:
     """A whole response with a Content-Length, unless the headers frame it already."""
     lines = [f"HTTP/1.1 {status} {reason}"]
@@ -551,15 +551,11 @@ def sse(*chunks: Any, done: bool = True) -> bytes:
     return b"".join(events) + (b"data: [DONE]\n\n" if done else b"")
 
 
-def chunk(delta: Any = None, finish: Any = None, **top: Any) -> Dict[str, Any]:
+def chunk(delta: Any = None, finish: Any = None, **top: Any) -> dict[str, Any]:
     choice = {"index": 0, "delta": delta or {}, "finish_reason": finish}
     return dict({"id": "c1", "model": "m", "choices": [choice]}, **top)
 
 
 GOOD_BODY = sse(chunk({"content": "Hi there"}), chunk(finish="stop"))
-GOOD_ANSWER = http_answer(200, {"Content-Type": "text/event-stream"}, GOOD_BODY, "OK")
-
-
-def split_in_two(data: bytes) -> Iterator[Tuple[int, List[bytes]]]:
-    for cut in range(1, len(data)):
-        yield cut, [data[:cut], data[cut:]]
+GOOD_HEADERS = {"Content-Type": "text/event-stream", "Connection": "close"}
+GOOD_ANSWER = http_answer(200, GOOD_HEADERS, GOOD_BODY, "OK")

@@ -7,10 +7,8 @@ import mimetypes
 import pathlib
 import pickle
 import re
-import shutil
 import socket
 import ssl
-import subprocess
 import time
 import traceback
 from typing import Any, Iterator
@@ -265,9 +263,7 @@ PROXY_VARIABLES = ["HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY"]
 
 
 @each_row(153)
-def test_proxy(
-    row: dict[str, Any], offline: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_proxy(row: dict[str, Any], offline: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     only(row, "env", "proxy", "base_url", "must")
     for name in PROXY_VARIABLES:
         monkeypatch.delenv(name, raising=False)
@@ -278,7 +274,8 @@ def test_proxy(
         for name, value in row.get("env", {}).items():
             monkeypatch.setenv(name, value.replace("PORT", str(proxy.port)))
             monkeypatch.setenv(name.lower(), value.replace("PORT", str(proxy.port)))
-        settings = {"proxy": row["proxy"].replace("PORT", str(proxy.port))} if "proxy" in row else {}
+        by_name = row.get("proxy", "").replace("PORT", str(proxy.port))
+        settings = {"proxy": by_name} if by_name else {}
         run = harness.ask(row["base_url"], api_key="sk-test", **settings)
         connections = proxy.connections
     if row["must"] == "nothing connects to the proxy":
@@ -301,48 +298,6 @@ def test_proxy(
         assert harness.outcome(run)["text"] == "Hi there"
 
 
-OPENSSL_CONFIG = """
-[req]
-distinguished_name = dn
-[dn]
-[root]
-basicConstraints = critical, CA:TRUE
-keyUsage = critical, keyCertSign, cRLSign
-subjectKeyIdentifier = hash
-[leaf]
-basicConstraints = critical, CA:FALSE
-keyUsage = critical, digitalSignature
-extendedKeyUsage = serverAuth
-subjectAltName = IP:127.0.0.1
-subjectKeyIdentifier = hash
-authorityKeyIdentifier = keyid
-"""
-
-
-@pytest.fixture(scope="module")
-def private_root(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """A root of our own and a certificate for 127.0.0.1 that it signed, by the openssl command."""
-    openssl = shutil.which("openssl")
-    if openssl is None:
-        pytest.skip("no openssl command")
-    folder = tmp_path_factory.mktemp("tls")
-    (folder / "openssl.cnf").write_text(OPENSSL_CONFIG, encoding="ascii")
-
-    def run(*arguments: str) -> None:
-        subprocess.run([openssl, *arguments], cwd=folder, check=True, capture_output=True)
-
-    for name in ("root", "leaf"):
-        run("ecparam", "-name", "prime256v1", "-genkey", "-noout", "-out", name + ".key")
-    run("req", "-x509", "-new", "-key", "root.key", "-subj", "/CN=svir test root", "-days", "30",
-        "-config", "openssl.cnf", "-extensions", "root", "-out", "root.pem")  # fmt: skip
-    run("req", "-new", "-key", "leaf.key", "-subj", "/CN=127.0.0.1", "-config", "openssl.cnf",
-        "-out", "leaf.csr")  # fmt: skip
-    run("x509", "-req", "-in", "leaf.csr", "-CA", "root.pem", "-CAkey", "root.key", "-set_serial",
-        "2", "-days", "30", "-extfile", "openssl.cnf", "-extensions", "leaf", "-out",
-        "leaf.pem")  # fmt: skip
-    return {name: str(folder / name) for name in ("root.pem", "leaf.pem", "leaf.key")}
-
-
 def tried_paths() -> list[str]:
     paths = ssl.get_default_verify_paths()
     named = [paths.cafile, paths.capath, paths.openssl_cafile, paths.openssl_capath]
@@ -350,19 +305,17 @@ def tried_paths() -> list[str]:
 
 
 @each_row(155)
-def test_private_root(row: dict[str, Any], private_root: dict[str, str]) -> None:
+def test_private_root(row: dict[str, Any], tls: Any) -> None:
     only(row, "client", "error", "unsent", "message_contains", "must")
     settings: dict[str, Any] = {}
     for key, value in row["client"].items():
         if key == "cafile":
             assert value == "the root's file"
-            settings[key] = private_root["root.pem"]
+            settings[key] = tls.cafile
         else:
             assert (key, value) == ("ssl_context", "one that trusts the root")
-            settings[key] = ssl.create_default_context(cafile=private_root["root.pem"])
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(private_root["leaf.pem"], private_root["leaf.key"])
-    with RawServer(GOOD_ANSWER, ssl_context=context) as server:
+            settings[key] = ssl.create_default_context(cafile=tls.cafile)
+    with RawServer(GOOD_ANSWER, ssl_context=tls.server()) as server:
         run = harness.ask(server.url.replace("http:", "https:"), **settings)
     if "must" in row:
         assert row["must"] == "works"
@@ -466,7 +419,8 @@ def answer_with(answer: dict[str, Any]) -> svir.Completion:
     only(answer, "text", "reasoning", "extra")
     deltas = []
     for source, text in answer["reasoning"]:
-        deltas.append({"content": f"<think>{text}</think>"} if source == "think" else {source: text})
+        inline = source == "think"
+        deltas.append({"content": f"<think>{text}</think>"} if inline else {source: text})
     deltas[-1].update(answer.get("extra", {}).get("delta", {}))
     deltas.append({"content": answer["text"]})
     done = decoded(sse(*[chunk(delta) for delta in deltas], chunk(finish="stop")))
@@ -629,7 +583,7 @@ def test_parse_arguments(row: dict[str, Any]) -> None:
         assert call.parse() == row["value"]
         return
     assert row["error"] == "ValueError"
-    with pytest.raises(ValueError) as caught:
+    with pytest.raises(ValueError, match="arguments are") as caught:  # svir's own
         call.parse()
-    assert not isinstance(caught.value, (json.JSONDecodeError, UnicodeError))
+    assert type(caught.value) is ValueError
     assert len(str(caught.value)) < 1000

@@ -71,7 +71,7 @@ def raw_exchange(server: MockServer, *, then: Callable[[], object] = lambda: Non
 
 def dial(server: MockServer) -> socket.socket:
     address = urlsplit(server.url)
-    return socket.create_connection((address.hostname, address.port), timeout=5)
+    return socket.create_connection((str(address.hostname), address.port or 0), timeout=5)
 
 
 def read_to_end(sock: socket.socket) -> bytes:
@@ -135,7 +135,7 @@ def test_a_reply_may_ask_for_close(server: MockServer, header: str) -> None:
 
 def test_many_connections_at_once(server: MockServer) -> None:
     server.default(b"a", 0.02, b"b")
-    answers = []
+    answers: list[bytes] = []
 
     def work() -> None:
         connection = http.client.HTTPConnection(urlsplit(server.url).netloc, timeout=10)
@@ -247,6 +247,15 @@ def test_each_bytes_step_is_one_chunk(server: MockServer) -> None:
     assert body == b'1\r\n\xc3\r\n1\r\n\xa9\r\n2\r\n\xc3\xa9\r\n8\r\n{"a": 1}\r\n0\r\n\r\n'
 
 
+def test_the_end_of_the_body_leaves_with_the_last_bytes() -> None:
+    end = b"0\r\n\r\n"
+    assert Reply(b"a", b"b").parts() == [b"1\r\na\r\n", b"1\r\nb\r\n" + end]
+    assert Reply(b"a", 0.0).parts() == [b"1\r\na\r\n", 0.0, end]
+    assert Reply().parts() == [end]
+    assert Reply(b"a", cut=True).parts() == [b"1\r\na\r\n"]
+    assert Reply(b"a", b"", framing="length").parts() == [b"a", b""]
+
+
 def test_framing(server: MockServer, http_client: http.client.HTTPConnection) -> None:
     for framing in ("length", "close"):
         server.reply(b"ab", "c", framing=framing)
@@ -267,14 +276,10 @@ def test_content_type_and_headers(
     server.reply({"data": []})
     server.reply(b"x", content_type="text/html", headers={"Retry-After": "2"})
     server.reply(b"x", headers={"Content-Type": None})
-    types = []
-    for _ in range(5):
-        _, headers, body = ask(http_client)
-        types.append(headers.get("content-type"))
-        assert headers.get("retry-after") == ("2" if types[-1] == "text/html" else None)
-    json_type = "application/json"
-    assert types == ["text/event-stream", json_type, json_type, "text/html", None]
-    assert body == b"x"
+    sent = [ask(http_client)[1] for _ in range(5)]
+    types = ["text/event-stream", "application/json", "application/json", "text/html", None]
+    assert [headers.get("content-type") for headers in sent] == types
+    assert [headers.get("retry-after") for headers in sent] == [None, None, None, "2", None]
 
 
 def test_any_status(server: MockServer, http_client: http.client.HTTPConnection) -> None:
@@ -636,15 +641,17 @@ def test_scripted_events() -> None:
         svir.ReasoningDelta("m", "reasoning_content"),
         svir.TextDelta("a"),
         svir.ToolCallDelta(0, "c-0", "lo", '{"a":'),
-        svir.ToolCallDelta(0, None, "ok", "1}"),
+        svir.ToolCallDelta(0, "", "ok", "1}"),
         svir.ToolCall("c-1", "time", "{}"),
     ]
-    *events, last = seen(scripted(*steps))
-    assert events[:5] == steps[:5]
+    *before, last = seen(scripted(*steps))
+    assert before == [*steps[:5], svir.ToolCallDelta(1, "c-1", "time", "{}")]
+    assert isinstance(last, svir.Completed)
     completion = last.completion
     assert completion.reasoning == (svir.Reasoning("hmm", "reasoning_content"),)
     assert completion.finish_reason == "tool_calls"
-    assert completion.tool_calls[0] == svir.ToolCall("c-0", "look", '{"a":1}')
+    calls = (svir.ToolCall("c-0", "look", '{"a":1}'), svir.ToolCall("c-1", "time", "{}"))
+    assert completion.tool_calls == calls
 
 
 def test_scripted_tool_calls_can_be_answered() -> None:
@@ -706,6 +713,21 @@ def test_answers_read_back(server: MockServer) -> None:
     assert completion.quirks == ()
 
 
+@pytest.mark.skipif(not hasattr(socket, "AF_UNIX"), reason="no UNIX sockets here")
+def test_svir_over_a_unix_socket(tmp_path: Path) -> None:
+    path = str(tmp_path / "s")
+    with MockServer(unix=path) as server, svir.Client(server.url, unix_socket=path) as client:
+        server.reply(text_answer("hi"))
+        assert client.complete(REQUEST).text == "hi"
+
+
+def test_svir_over_tls(tls: ssl.SSLContext, certificate: Path) -> None:
+    with MockServer(tls=tls) as server:
+        server.reply(text_answer("hi"))
+        with svir.Client(server.url, cafile=str(certificate)) as client:
+            assert client.complete(REQUEST).text == "hi"
+
+
 def test_every_split_of_an_answer_reads_the_same(server: MockServer) -> None:
     data = b"".join(text_answer("é", "€"))
     with svir.Client(server.url) as client:
@@ -736,6 +758,7 @@ def test_a_cut_body_is_not_an_answer(server: MockServer) -> None:
     server.reply(text_answer("a")[:-1], cut=True)
     with svir.Client(server.url) as client, pytest.raises(svir.Error) as caught:
         client.complete(REQUEST)
+    assert caught.value.partial is not None
     assert caught.value.partial.text == "a"
 
 
@@ -743,9 +766,12 @@ def test_close_while_the_server_is_silent(server: MockServer) -> None:
     server.reply(raw=True, hang=True)
     with svir.Client(server.url) as client:
         stream = client.stream(REQUEST)
-        closer = threading.Thread(
-            target=lambda: (server.wait_until(lambda: server.requests), stream.close())
-        )
+
+        def close() -> None:
+            server.wait_until(lambda: server.requests)
+            stream.close()
+
+        closer = threading.Thread(target=close)
         closer.start()
         with pytest.raises(svir.Cancelled):
             list(stream)

