@@ -3706,7 +3706,8 @@ class _Response:
         self.ended = self.surplus = False
         self.chunks = _Chunks() if self.is_chunked() else None
         self.left = None if self.chunks is not None else self.content_length(head)
-        self.reuse = reuse and not head.will_close
+        # Many servers close after an error, and say so nowhere.
+        self.reuse = reuse and not head.will_close and 200 <= head.status < 300
         self.ended = self.left == 0
 
     def is_chunked(self) -> bool:
