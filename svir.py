@@ -1776,7 +1776,7 @@ class _Answer:
     ) -> None:
         self.strict, self.accept, self.limits = strict, accept, limits
         self.quirks: dict[str, None] = {}  # a set that keeps its order
-        self.out: Deque[Event] = deque()
+        self.out: deque[Event] = deque()
         self.completed: Completion | None = None
         self.think = _Think(think)
         self.text: list[str] = []
@@ -2003,7 +2003,7 @@ class _Answer:
 
     def check_ids(self, chunk: dict[str, Any]) -> None:
         for key in ("id", "model"):
-            value = chunk.get(key)
+            value: Any = chunk.get(key)
             if not _is_words(value) or self.ids.setdefault(key, value) == value:
                 continue
             if not self.accepts("changing-id"):
@@ -2130,7 +2130,7 @@ class _Answer:
         keys = ("text",) if kind == "text" else ("thinking", "summary", "reasoning", "text")
         words = next((part[key] for key in keys if part.get(key) is not None), "")
         pieces = words if isinstance(words, list) else [words]
-        texts = [piece.get("text") if isinstance(piece, dict) else piece for piece in pieces]
+        texts: list[Any] = [p.get("text") if isinstance(p, dict) else p for p in pieces]
         if not all(isinstance(text, str) for text in texts):
             raise ProtocolError("a content part without text")
         text = "".join(texts)
@@ -2429,11 +2429,8 @@ class _Answer:
         return {**{k: v for k, v in choice.items() if k != "message"}, "delta": delta}
 
 
-try:
-    from json.decoder import scanstring as _scanstring
-except ImportError:  # pragma: no cover - a Python without it decodes every line in full
-    _scanstring = None  # type: ignore[assignment]
-
+# The JSON parser's own function for strings; where a Python has none, every line is read in full.
+_scanstring: Any = getattr(json.decoder, "scanstring", None)
 _MARKER = "svir's marker"
 
 
@@ -2631,7 +2628,7 @@ class Decoder:
             self._limits,
         )
         self._clock, self._start = clock, clock()
-        self._queue: Deque[tuple[float, bytes]] = deque()  # fed, not yet read
+        self._queue: deque[tuple[float, bytes]] = deque()  # fed, not yet read
         self._size = 0  # of all that was read
         self._head: bytearray | None = bytearray()  # until the first byte that is no blank
         self._json: bytearray | None = None  # a body that is no stream (S11)
@@ -3298,12 +3295,12 @@ class HttpBackend:
             return self._ssl_context
         if self._made_context is None:
             context = ssl.create_default_context()
-            try:
-                for file in (self._cafile, _certifi()):
+            for file in (self._cafile, _certifi()):
+                try:
                     if file is not None:
                         context.load_verify_locations(file)
-            except (OSError, ValueError) as error:
-                raise ConfigError(f"cannot load the CA certificates of {file}: {error}") from None
+                except (OSError, ValueError) as error:
+                    raise ConfigError(f"cannot load the CA certificates of {file}: {error}") from None
             self._made_context = context
         return self._made_context
 
@@ -3557,7 +3554,7 @@ def _read_head(receiver: Any, method: str) -> http.client.HTTPResponse:
             what = type(error).__name__ if isinstance(error, http.client.BadStatusLine) else error
             raise ProtocolError(f"the answer is not HTTP: {what}") from None
         finally:
-            response.fp = None  # else its finalizer would close the connection
+            response.fp = None  # type: ignore[assignment]  # else its finalizer would close the connection
         if not 100 <= response.status < 200:
             return response
         if response.status == 101:
@@ -4908,5 +4905,6 @@ def _caller_query(query: Any) -> str:
     from urllib.parse import urlencode
 
     for name, value in query.items():
-        _check(name, str, "a name in query"), _check(value, str, f"query[{name!r}]")
+        _check(name, str, "a name in query")
+        _check(value, str, f"query[{name!r}]")
     return "?" + urlencode(query)
