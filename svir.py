@@ -38,10 +38,26 @@ from collections import deque
 
 # fmt: off
 from typing import (
-    TYPE_CHECKING, Any, Callable, ClassVar, Dict, Generator, Iterable, Iterator,
-    Literal, Mapping, NoReturn, Optional, Protocol, Sequence, Tuple, TypeVar, Union,
+    TYPE_CHECKING,
+    Any,
+    Callable,
+    ClassVar,
+    Dict,
+    Generator,
+    Iterable,
+    Iterator,
+    Literal,
+    Mapping,
+    NoReturn,
+    Optional,
+    Protocol,
+    Sequence,
+    Tuple,
+    TypeVar,
+    Union,
     overload,
 )
+
 # fmt: on
 
 if TYPE_CHECKING:
@@ -242,6 +258,14 @@ class Cancelled(Error):
     """The stream was closed."""
 
     kind = "cancelled"
+
+
+def _again(error: Error) -> Error:
+    """The error to raise once more. Kept without its traceback, whose frames hold whoever keeps
+    it: such a cycle would leave sockets to the garbage collector."""
+    copy = type(error)(*error.args)
+    copy.__dict__.update(error.__dict__)
+    return copy
 
 
 _MESSAGE_CHARS = 4096
@@ -1142,7 +1166,7 @@ _SIX_BYTES = bytes(byte for byte in range(0x20) if byte not in _TWO_BYTES)
 
 
 def escaped_len(data: bytes) -> int:
-    """The length of UTF-8 text once escaped into a JSON string: sum it over the blocks of a file."""
+    """The length of UTF-8 text once escaped into a JSON string: over a file, sum its blocks."""
     size = len(data)
     twos = size - len(data.translate(None, _TWO_BYTES))
     sixes = size - len(data.translate(None, _SIX_BYTES))
@@ -1399,7 +1423,7 @@ def _measure(path: str) -> int:
 
 
 def encode(request: Request) -> Body:
-    """The Chat Completions body of a request, as a ``Client`` sends it to a server it knows nothing of.
+    """The Chat Completions body of a request, as a ``Client`` first sends it to a server.
 
     Usage is asked for only when ``request.include_usage`` is True. Raises ``ConfigError``,
     ``AttachmentError`` and, for a requirement that cannot be met, ``Unsupported``.
@@ -1858,10 +1882,9 @@ class _Answer:
 
     def repeat(self, frame: _Frame, text: str) -> Event | None:
         """The event, or None when ``out`` has what there is."""
-        if frame.add == self.add_text:
-            if "<" in text or self.think.busy:
-                self.give(self.split(text))
-                return None
+        if frame.carrier == "content" and ("<" in text or self.think.busy):
+            self.give(self.split(text))
+            return None
         if not text and not isinstance(frame.carrier, _OpenCall):
             return None
         self.first_at = self.first_at if self.pieces else self.now
@@ -1903,9 +1926,8 @@ class _Answer:
         groq = chunk.get("x_groq")
         if isinstance(groq, dict) and groq.get("usage") is not None:
             self.read_report(groq["usage"], _ELSEWHERE)
-        elif not chunk.get("choices") and not report:
-            if not any(chunk.get(key) for key in _FILTER_KEYS):
-                self.note("no-choices")
+        elif not any(chunk.get(key) for key in ("choices", "usage", *_FILTER_KEYS)):
+            self.note("no-choices")
 
     def read_report(self, report: Any, place: int) -> None:
         usage, quirk = _read_usage(report)
@@ -2010,7 +2032,7 @@ class _Answer:
                 self.deviates(
                     "changing-id",
                     ProtocolError,
-                    f'the {key} changes inside the answer (accept="changing-id" reads this server)',
+                    f'the {key} changes in the answer (accept="changing-id" reads this server)',
                 )
 
     # Finish
@@ -2733,7 +2755,7 @@ class Decoder:
                 step(*args)
             except Error as error:
                 error.quirks, error.partial = self.quirks, self.partial
-                self._error = error
+                self._error = _again(error)
                 self._frames.stop()  # nothing is read after it
 
     def _given_out(self) -> Iterator[Event]:
@@ -2742,7 +2764,7 @@ class Decoder:
         while out:
             yield out.popleft()
         if self._error is not None:
-            raise self._error
+            raise _again(self._error)
 
     # Bytes to lines
 
@@ -3012,7 +3034,7 @@ class _Control:
     def run(self, abort: Callable[[], object]) -> None:
         try:
             abort()
-        except Exception:  # noqa: BLE001, S110 - it only wakes a reader, who then tells what happened
+        except Exception:  # it only wakes a reader, who then tells what happened
             pass
 
     def on_cancel(self, abort: Callable[[], object]) -> None:
@@ -3235,12 +3257,10 @@ class HttpBackend:
     ) -> HttpResponse:
         head = self._head(where, request)
         failed = connection.send(head, request)
-        try:
+        try:  # a server may answer and close while the body is still being sent (H12)
             return connection.answer(request, failed is None, self._keep_alive)
-        except (OSError, Error) as error:
-            if failed is None or isinstance(failed, Timeout):
-                raise
-            if not isinstance(error, (OSError, Disconnected)):
+        except Disconnected:
+            if failed is None:
                 raise
         raise Disconnected(f"the connection broke while the request was sent: {failed}")
 
@@ -3300,7 +3320,9 @@ class HttpBackend:
                     if file is not None:
                         context.load_verify_locations(file)
                 except (OSError, ValueError) as error:
-                    raise ConfigError(f"cannot load the CA certificates of {file}: {error}") from None
+                    raise ConfigError(
+                        f"cannot load the CA certificates of {file}: {error}"
+                    ) from None
             self._made_context = context
         return self._made_context
 
@@ -3513,7 +3535,7 @@ def _shutdown(sock: socket.socket) -> None:
 
 
 class _Receiver(io.RawIOBase):
-    """A socket as the raw stream under ``http.client``: each receive has the limit of its moment."""
+    """A socket as the raw stream under ``http.client``; each receive has its own time limit."""
 
     def __init__(self, sock: socket.socket, limit: Callable[[], float | None]) -> None:
         self.sock, self.limit = sock, limit
@@ -3569,8 +3591,11 @@ class _Connection:
         self.key = where.key
         self.receiver = _Receiver(sock, lambda: None)
         self.reader = self.receiver.makefile("rb")
-        self.receiver.makefile = lambda mode: self.reader  # type: ignore[method-assign]
         self.usable_until = 0.0
+
+    def makefile(self, mode: str) -> io.BufferedReader:
+        """What ``http.client`` asks a socket for: the one reader of the connection."""
+        return self.reader
 
     def abort(self) -> None:
         _shutdown(self.sock)
@@ -3578,8 +3603,8 @@ class _Connection:
     def close(self) -> None:
         self.sock.close()
 
-    def send(self, head: _Hidden, request: HttpRequest) -> Exception | str | None:
-        """Send it all; or what ended it early: a failure, or an answer that is already there."""
+    def send(self, head: _Hidden, request: HttpRequest) -> str | None:
+        """Send it all; or why that ended early: a failure, or an answer that is already there."""
         blocks = iter(request.body) if request.body is not None else iter(())
         try:
             early = self.send_block(memoryview(head.data + next(blocks, b"")), request)
@@ -3590,9 +3615,10 @@ class _Connection:
                 early = self.send_block(memoryview(block), request)
             return "the server answered before it had the request"
         except socket.timeout:
-            return Timeout("sending took too long")
+            pass
         except OSError as error:
-            return error
+            return error.strerror or type(error).__name__
+        raise Timeout("the server took nothing of the request in time")
 
     def send_block(self, view: memoryview, request: HttpRequest) -> bool:
         """Whether the server answers already: then it wants no more (H12)."""
@@ -3625,7 +3651,7 @@ class _Connection:
     def answer(self, request: HttpRequest, sent: bool, keep_alive: bool) -> HttpResponse:
         self.receiver.limit = lambda: request.timeout
         try:
-            head = _read_head(self.receiver, request.method)
+            head = _read_head(self, request.method)
         except socket.timeout:
             raise Timeout("no answer came in time") from None
         except OSError as error:
@@ -3653,7 +3679,7 @@ class _Pool:
             inherited = self.idle
             self.reset()  # the lock too: a thread that held it does not exist here
             for connection in inherited:
-                connection.close()  # this process's copy of the descriptor: the parent's stays open
+                connection.close()  # the copy of its descriptor: the parent's stays open
 
     def take(self, key: Any) -> _Connection | None:
         self.check_fork()
@@ -3946,10 +3972,11 @@ class ChatCompletions:
             return None
         told = _body_value(body)
         told = told.get("error") if isinstance(told, dict) else None
-        if isinstance(told, dict) and request.max_tokens is not None:
-            if (told.get("code"), told.get("param")) == ("unsupported_parameter", "max_tokens"):
-                return learned | {_COMPLETION_TOKENS}
-        if request.include_usage or request.reasoning_effort is not None:
+        told = told if isinstance(told, dict) else {}
+        renamed = (told.get("code"), told.get("param")) == ("unsupported_parameter", "max_tokens")
+        if renamed and request.max_tokens is not None and _COMPLETION_TOKENS not in learned:
+            return learned | {_COMPLETION_TOKENS}
+        if (request.include_usage or request.reasoning_effort) and _LEAN not in learned:
             return learned | {_LEAN}
         return None
 
@@ -4009,7 +4036,7 @@ def _status_error(
                 " base URL?"
             )
         return ProtocolError(
-            "the server answered 404: is the base URL right? The path asked is at the end of this line"
+            "the server answered 404: is the base URL right? What was asked ends this line"
         )
     if 300 <= status < 400:
         return _redirect(status, headers)
@@ -4150,7 +4177,7 @@ class _Exchange:
         return data
 
     def peek(self) -> bytes:
-        """The start of the body from its first byte that is no blank: enough to tell what it is."""
+        """The body from its first byte that is no blank: enough to tell what it is."""
         ahead = start = b""
         while len(start) < 6 and start[:1] not in (b"{", b"[") and len(ahead) < _READ:
             data = self.read_decoded()
@@ -4187,14 +4214,15 @@ class _Exchange:
 class Deadline:
     """A limit on every wait of a stream, from ``with call.deadline(...)`` until ``clear()``."""
 
-    def __init__(self, control: Any, seconds: float, message: str) -> None:
+    def __init__(self, control: Any, seconds: float | None, message: str) -> None:
         self._control: _Control = control
         self._seconds, self._message = seconds, message
         self._entry: tuple[float, str] | None = None
 
     def __enter__(self) -> Deadline:
-        self._entry = (time.monotonic() + self._seconds, self._message)
-        self._control.deadlines.append(self._entry)
+        if self._seconds is not None:
+            self._entry = (time.monotonic() + self._seconds, self._message)
+            self._control.deadlines.append(self._entry)
         return self
 
     def clear(self) -> None:
@@ -4225,7 +4253,7 @@ class Call:
             raise Timeout(message)
 
     def deadline(self, seconds: float, message: str) -> Deadline:
-        """``with call.deadline(60, "no first token") as d:`` bounds every wait until ``d.clear()``."""
+        """``with call.deadline(60, "no token yet") as d:`` bounds the waits until ``d.clear()``."""
         return Deadline(self._control, seconds, message)
 
     def through(self, client: Client) -> Call:
@@ -4254,7 +4282,7 @@ class Stream:
 
     def __next__(self) -> Event:
         if self._failure is not None:
-            raise self._failure
+            raise _again(self._failure)
         try:
             event = next(self._events)
         except StopIteration:
@@ -4262,13 +4290,17 @@ class Stream:
                 raise
             self._failure = self._unfinished()
         except Error as error:
-            self._failure = error
+            self._failure = _again(error)
             raise
+        except ValueError:  # it is being closed at this moment, in another thread
+            if not self._control.cancelled:
+                raise
+            self._failure = self._unfinished()
         else:
             if isinstance(event, Completed):
                 self._completion = event.completion
             return event
-        raise self._failure
+        raise _again(self._failure)
 
     def _unfinished(self) -> Error:
         if self._control.cancelled:
@@ -4330,20 +4362,24 @@ class RawStream:
     A compressed body stays so: pass ``headers["content-encoding"]`` on.
     """
 
-    def __init__(self, open_exchange: Callable[[Any], Any]) -> None:
+    def __init__(
+        self, open_exchange: Callable[[Any], Any], limit: Callable[[Any], Deadline]
+    ) -> None:
         self._control = _Control()
+        self._limit = limit(self._control)
         self._open = open_exchange
         self._exchange: _Exchange | None = None
         self._failure: Error | None = None
 
     def __enter__(self) -> Self:
         if self._failure is not None:
-            raise self._failure
+            raise _again(self._failure)
         if self._exchange is None:
             try:
+                self._limit.__enter__()
                 self._exchange = self._open(self._control)
             except Error as error:
-                self._failure = error
+                self._failure = _again(error)
                 raise
         return self
 
@@ -4373,7 +4409,7 @@ class RawStream:
                 raise Truncated("the body was cut short")
         except Error as error:
             error.in_stream = True
-            self._failure = error
+            self._failure = _again(error)
             raise
         if not data:
             raise StopIteration
@@ -4424,9 +4460,10 @@ class Background:
         try:
             with self._stream:
                 self._queue.extend(self._stream)
-        except BaseException as error:  # noqa: BLE001 - result() raises it in the host's thread
+        except BaseException as error:  # result() raises it in the host's thread
             self._error = error
         self._ended = True
+        del self  # else the error's traceback would hold what holds the error
 
     def poll(self, limit: int | None = None) -> list[Event]:
         """The events that have arrived, ``limit`` at most. Never waits, never raises."""
@@ -4593,12 +4630,12 @@ class Client:
     def send(self, request: Request) -> RawStream:
         """The answer as the server's bytes. Layers work on events, and are not run."""
         _check(request, Request, "the request")
-        return RawStream(lambda control: self._open(request, control))
+        return RawStream(lambda control: self._open(request, control), self._total)
 
     def list_models(self) -> list[Model]:
         """Every model the server lists."""
         control = _Control()
-        with self._errors_say("GET", self._wire.models_path):
+        with self._errors_say("GET", self._wire.models_path), self._total(control):
             exchange = self._exchange("GET", self._wire.models_path, None, control)
             try:
                 if not 200 <= exchange.status < 300:
@@ -4636,12 +4673,14 @@ class Client:
 
     # How a call runs
 
+    def _total(self, control: _Control) -> Deadline:
+        seconds = self._total_timeout
+        return Deadline(
+            control, seconds, f"not done after {seconds} s: total_timeout= sets the limit"
+        )
+
     def _start(self, request: Request, control: _Control) -> Iterator[Event]:
-        if self._total_timeout is None:
-            yield from self._run(request, control, 0)
-            return
-        message = f"not complete after {self._total_timeout} s: total_timeout= sets the limit"
-        with Deadline(control, self._total_timeout, message):
+        with self._total(control):
             yield from self._run(request, control, 0)
 
     def _run(self, request: Request, control: _Control, depth: int) -> Iterator[Event]:
@@ -4650,9 +4689,8 @@ class Client:
         layer = self._layers[depth]
         events = layer(request, Call(self, control, depth + 1))
         if not hasattr(events, "__iter__"):
-            raise ConfigError(
-                f"the layer {_shown(getattr(layer, '__name__', layer))} gave no events: return or yield them"
-            )
+            name = _shown(getattr(layer, "__name__", layer))
+            raise ConfigError(f"the layer {name} gave no events: it has to return or yield them")
         return iter(events)
 
     def _events(self, request: Request, control: _Control) -> Iterator[Event]:
@@ -4669,7 +4707,7 @@ class Client:
         except Error as error:
             error.in_stream = exchange is not None
             error.quirks = decoder.quirks
-            error.partial = decoder.partial
+            error.partial = decoder.partial if exchange is not None else None
             error.where = error.where or self._where("POST", self._wire.path)
             raise
         finally:
@@ -4716,11 +4754,16 @@ class Client:
             control.check()
             message = control.limit(self._idle_timeout, "idle_timeout")[1]
             raise Timeout(control.expired() or message) from None
-        except Error:
+        except Error as error:
             control.release()
             control.check()
-            raise
-        return _Exchange(response, control, self._idle_timeout)
+            late = control.expired()
+            if late is None or not isinstance(error, (ConnectError, Disconnected)):
+                raise
+            unsent = error.unsent
+        else:
+            return _Exchange(response, control, self._idle_timeout)
+        raise Timeout(late, unsent=unsent)
 
     def _request_headers(self, has_body: bool) -> dict[str, str]:
         headers = _Headers({"user-agent": f"svir/{__version__}", "accept-encoding": "identity"})
@@ -4826,7 +4869,7 @@ _URL = re.compile(
 
 
 def _base_url(url: Any, exact: bool, allow_http: bool) -> str:
-    """The URL that paths are added to (Q1, Q2). Raises ``ConfigError``, which never shows a password."""
+    """The URL that paths are added to (Q1, Q2)."""
     if isinstance(url, Secret):
         raise ConfigError(
             "the base URL must not carry a user or password: use api_key= or headers="
@@ -4846,7 +4889,7 @@ def _base_url(url: Any, exact: bool, allow_http: bool) -> str:
         )
     if scheme == "http" and not allow_http and not _is_loopback(host):
         raise ConfigError(
-            f"plain http to {host} sends the key and the text in the open: allow_http=True permits it"
+            f"plain http to {host} sends key and text in the open: allow_http=True permits it"
         )
     port = f":{match.group('port')}" if match.group("port") else ""
     return f"{scheme}://{host}{port}{_base_path(match.group('path') or '', exact)}"
