@@ -31,12 +31,11 @@ import os
 import re
 import select
 import socket
+import stat
 import sys
 import threading
 import time
 from collections import deque
-
-# fmt: off
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -57,8 +56,6 @@ from typing import (
     Union,
     overload,
 )
-
-# fmt: on
 
 if TYPE_CHECKING:
     import http.client
@@ -348,12 +345,28 @@ _json_decoder = json.JSONDecoder(
 )
 
 
+_DEEPEST = 200  # levels of a server's JSON: what walks it later stays clear of the stack's end
+
+
 def _parse_json(text: str) -> Any:
     """``json.loads``, but for ``NaN``; too deep or too large a number is a ValueError too."""
     try:
-        return _json_decoder.decode(text)
+        value = _json_decoder.decode(text)
     except RecursionError:
         raise ValueError("JSON that is nested too deep") from None
+    if text.count("[") + text.count("{") > _DEEPEST and not _is_shallow(value):
+        raise ValueError("JSON that is nested too deep")
+    return value
+
+
+def _is_shallow(value: Any) -> bool:
+    level = [value]
+    for _ in range(_DEEPEST):
+        inner = [v.values() if isinstance(v, dict) else v for v in level]
+        level = [v for values in inner for v in values if isinstance(v, (dict, list)) and v]
+        if not level:
+            return True
+    return False
 
 
 def _compact_json(value: Any) -> str:
@@ -375,11 +388,14 @@ class _Signature:
     def __get__(self, value: object, cls: type[_Value]) -> Any:
         import inspect
 
-        make, places = inspect.Parameter, inspect.Parameter.POSITIONAL_OR_KEYWORD
+        make = inspect.Parameter
+        if cls._positional < 0:  # User(*parts)
+            return inspect.Signature([make(name, make.VAR_POSITIONAL) for name in cls._fields])
         parameters: list[Any] = []
         for place, name in enumerate(cls._fields):
             default = cls._defaults.get(name, make.empty)
-            kind = places if place < cls._positional else make.KEYWORD_ONLY
+            by_place = place < cls._positional
+            kind = make.POSITIONAL_OR_KEYWORD if by_place else make.KEYWORD_ONLY
             parameters.append(make(name, kind, default=default))
         return inspect.Signature(parameters)
 
@@ -395,7 +411,7 @@ class _Value:
     __slots__: ClassVar[tuple[str, ...]] = ()
     __signature__ = _Signature()
     _fields: ClassVar[dict[str, str]]
-    _defaults: ClassVar[dict[str, Any]]
+    _defaults: ClassVar[dict[str, Any]] = {}
     _positional: ClassVar[int] = 2  # the others are taken by name only
     _apart: ClassVar[tuple[str, ...]] = ()  # outside equality
     _tag: ClassVar[dict[str, str]] = {}  # what tells the dict form from its siblings
@@ -403,9 +419,8 @@ class _Value:
     def __init_subclass__(cls) -> None:
         notes = cls.__annotations__.items()
         cls._fields = {name: kind for name, kind in notes if not kind.startswith("ClassVar")}
-        cls._defaults = {n: cls.__dict__[n] for n in cls._fields if n in cls.__dict__}
-        for name in cls.__slots__:
-            cls._defaults.pop(name, None)  # slots are descriptors, not defaults
+        if not cls.__slots__:  # else the attributes are the slots' descriptors
+            cls._defaults = {n: cls.__dict__[n] for n in cls._fields if n in cls.__dict__}
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         cls = type(self)
@@ -475,6 +490,9 @@ class _Value:
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
         """What ``to_dict`` wrote; unknown keys are ignored. Raises ``ConfigError``."""
         _check(data, dict, f"the dict form of {cls.__name__}")
+        for key, word in cls._tag.items():
+            if data.get(key, word) != word:
+                raise ConfigError(f"not the dict form of {cls.__name__}: its {key} is {word!r}")
         fields: dict[str, Any] = {}
         for name, kind in cls._fields.items():
             if name in data:
@@ -549,9 +567,20 @@ def _checked(value: Any, kind: str, what: str) -> Any:
     if isinstance(value, int) and kind == "Count" and value < 0:
         raise ConfigError(f"{what} must not be negative")
     if isinstance(value, dict):
+        return _copied(value, what, 0)
+    return value
+
+
+def _copied(value: Any, what: str, depth: int) -> Any:
+    """JSON's lists and dicts, copied: a value does not change with what it was made from."""
+    if depth > 2 * _DEEPEST:
+        raise ConfigError(f"{what} is nested too deep")
+    if isinstance(value, (list, tuple)):
+        return [_copied(item, what, depth + 1) for item in value]
+    if isinstance(value, dict):
         for key in value:
             _check(key, str, f"a key of {what}")
-        return dict(value)
+        return {key: _copied(item, what, depth + 1) for key, item in value.items()}
     return value
 
 
@@ -574,9 +603,12 @@ def _from_plain(value: Any, kind: str, what: str) -> Any:
 
 def _base64(value: Any) -> bytes:
     try:
-        return binascii.a2b_base64(_check(value, str, "data").encode("ascii"))
+        data = binascii.a2b_base64(_check(value, str, "data").encode("ascii"))
     except ValueError:  # binascii.Error is one
-        raise ConfigError("data must be base64") from None
+        data = b""
+    if _plain(data) != value:  # the module passes over what is not base64
+        raise ConfigError("data must be base64")
+    return data
 
 
 class Image(_Value):
@@ -671,11 +703,12 @@ class Reasoning(_Value):
 class User(_Value):
     """What the user says: texts, images and text files, in order."""
 
+    _positional = -1
     _tag = {"role": "user"}
     parts: Sequence[Part]
 
     def __init__(self, *parts: Part) -> None:
-        super().__init__(parts)
+        _set(self, "parts", _checked(parts, "Sequence[Part]", "User.parts"))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return User, tuple(self.parts)
@@ -686,7 +719,10 @@ class User(_Value):
 
     @classmethod
     def _from_fields(cls, fields: dict[str, Any]) -> User:
-        return cls(*fields.pop("parts", ()), **fields)
+        parts = fields.pop("parts", None)
+        if parts is None:
+            raise TypeError("User needs parts")
+        return cls(*_checked(parts, "Sequence[Part]", "User.parts"), **fields)
 
 
 class Assistant(_Value):
@@ -955,6 +991,7 @@ class ReasoningDelta(_Value):
     """A piece of reasoning; ``source`` is its carrier."""
 
     __slots__ = ("text", "source")
+    _defaults = {"source": "reasoning_content"}
     _tag = {"type": "reasoning"}
     type: ClassVar[Literal["reasoning"]] = "reasoning"
     text: str
@@ -972,6 +1009,8 @@ class ToolCallDelta(_Value):
     """
 
     __slots__ = ("index", "id", "name", "arguments")
+    _positional = 4
+    _defaults = {"id": "", "name": "", "arguments": ""}
     _tag = {"type": "tool_call"}
     type: ClassVar[Literal["tool_call"]] = "tool_call"
     index: Count
@@ -1080,43 +1119,51 @@ class Secret:
     ``from_env`` and ``from_file`` read it at once, and pickle as the name they read it from.
     """
 
-    __slots__ = ("_value", "_origin")
+    __slots__ = ("_origin", "_value")
+    _origin: tuple[str, str] | None
+    _value: str
 
     def __init__(self, value: str) -> None:
-        _set(self, "_value", _check(value, str, "a key"))
+        kind = type(value).__name__
+        _set(self, "_value", value if isinstance(value, str) else "")
         _set(self, "_origin", None)
+        del value  # a traceback shows what a frame holds
+        if kind != "str" and not self._value:
+            raise ConfigError(f"a key must be str, not {kind}")
 
     @classmethod
     def from_env(cls, name: str) -> Secret:
         """The key in an environment variable. Raises ``ConfigError`` when it is not set."""
-        value = os.environ.get(_check(name, str, "name"))
-        if value is None:
+        if not isinstance(name, str) or not re.match(r"[A-Za-z_][A-Za-z0-9_]*\Z", name):
+            raise ConfigError("Secret.from_env takes the NAME of an environment variable")
+        if name not in os.environ:
             raise ConfigError(f"the environment variable {name} is not set")
-        return cls._read(value, "env", name)
+        return cls(os.environ[name])._read_from("env", name)
 
     @classmethod
-    def from_file(cls, path: str | os.PathLike[str]) -> Secret:
+    def from_file(cls, path: FilePath) -> Secret:
         """The key in a file of at most 64 KiB. Raises ``ConfigError`` when it cannot be read."""
         name: str = _checked(path, "FilePath", "path")
         try:
             with open(name, "rb") as file:
-                value = file.read(65537)
-        except OSError as error:
-            raise ConfigError(f"cannot read the key file {name}: {error.strerror}") from None
-        if len(value) > 65536:
+                secret = cls(file.read(65537).decode("utf-8", "replace"))
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise ConfigError(f"cannot read the key file {name}: {reason}") from None
+        if len(secret.reveal()) > 65536:
             raise ConfigError(f"the key file {name} is larger than 64 KiB")
-        return cls._read(value.decode("utf-8", "replace"), "file", name)
+        return secret._read_from("file", name)
 
-    @classmethod
-    def _read(cls, value: str, kind: str, name: str) -> Secret:
-        secret = cls(value.strip("\ufeff \t\r\n"))  # PowerShell writes a BOM, editors a line break
+    def _read_from(self, kind: str, name: str) -> Secret:
+        # PowerShell writes a BOM, editors a line break.
+        secret = type(self)(self._value.strip("\ufeff \t\r\n"))
         _set(secret, "_origin", (kind, name))
         secret._header(str(secret))
         return secret
 
     def reveal(self) -> str:
         """The key itself."""
-        return self._value  # type: ignore[attr-defined]
+        return self._value
 
     def _header(self, source: str) -> str:
         """The key, fit for a header. Raises ``ConfigError``, which names where it came from."""
@@ -1130,7 +1177,7 @@ class Secret:
         return self.reveal()
 
     def __repr__(self) -> str:
-        origin: tuple[str, str] | None = self._origin  # type: ignore[attr-defined]
+        origin = self._origin
         return "Secret(***)" if origin is None else f"Secret.from_{origin[0]}({origin[1]!r})"
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -1149,10 +1196,44 @@ class Secret:
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        origin: tuple[str, str] | None = self._origin  # type: ignore[attr-defined]
+        origin = self._origin
         if origin is None:
             raise TypeError("a literal key is not pickled: use Secret.from_env or from_file")
         return (Secret.from_env if origin[0] == "env" else Secret.from_file), (origin[1],)
+
+
+class _Wrong:
+    """Stands for what was passed where a key belongs, and may be one: only its type is told."""
+
+    def __init__(self, value: object) -> None:
+        self.kind = type(value).__name__
+
+
+def _hidden(value: Any) -> Any:
+    """A text as a Secret; what is no text may be a key in bytes, say, and is not kept."""
+    if value is None or callable(value) or isinstance(value, Secret):
+        return value
+    return Secret(value) if isinstance(value, str) else _Wrong(value)
+
+
+def _hidden_values(values: Any) -> Any:
+    if values is None:
+        return {}
+    if not isinstance(values, Mapping):
+        return _Wrong(values)
+    return {name: _hidden(value) for name, value in values.items()}
+
+
+def _secret(value: Any, what: str) -> Secret:
+    if not isinstance(value, Secret):
+        kind = value.kind if isinstance(value, _Wrong) else type(value).__name__
+        raise ConfigError(f"{what} must be str or Secret, not {kind}")
+    return value
+
+
+def _tells_too_much(url: Any) -> bool:
+    """Whether a base URL has a password, or a query, where some services want the key."""
+    return isinstance(url, str) and re.match(r"[^?#]*[?#]|[^/?#]*//[^/?#]*@", url) is not None
 
 
 # -- 3. Encoder ----------------------------------------------------------------------------------
@@ -1223,16 +1304,29 @@ def _decode_block(decoder: codecs.IncrementalDecoder, block: bytes, final: bool,
         raise AttachmentError(f"{path} is not UTF-8 text") from None
 
 
+def _open_regular(path: str, flags: int) -> int:
+    """Open a file, but nothing that has no size to promise; a pipe would also be waited for."""
+    descriptor = os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise AttachmentError(f"{path} is not a regular file")
+    return descriptor
+
+
 def _read_file(path: str) -> Generator[bytes, None, None]:
     try:
-        with open(path, "rb") as file:
+        with open(path, "rb", opener=_open_regular) as file:
             while True:
                 block = file.read(_BLOCK)
                 if not block:
                     return
                 yield block
-    except OSError as error:
-        raise AttachmentError(f"cannot read {path}: {error.strerror}") from None
+    except (OSError, ValueError) as error:
+        raise _unreadable(path, error) from None
+
+
+def _unreadable(path: str, error: Exception) -> AttachmentError:
+    return AttachmentError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}")
 
 
 def _first_bytes(path: str) -> bytes:
@@ -1244,12 +1338,10 @@ def _first_bytes(path: str) -> bytes:
 
 def _file_size(path: str) -> int:
     try:
-        if not os.path.isfile(path):  # a pipe or a device has no size to promise
-            kind = "is not a regular file" if os.path.exists(path) else "does not exist"
-            raise AttachmentError(f"{path} {kind}")
-        return os.stat(path).st_size
+        with open(path, "rb", opener=_open_regular) as file:
+            return os.fstat(file.fileno()).st_size
     except (OSError, ValueError) as error:
-        raise AttachmentError(f"cannot read {path}: {error}") from None
+        raise _unreadable(path, error) from None
 
 
 _IMAGE_TYPES = {  # of svir's own: the system's table is wrong where a registry says so (Q7)
@@ -1340,7 +1432,7 @@ class _Writer:
         try:
             self.raw(_compact_json(value).encode("utf-8"))
         except UnicodeEncodeError:
-            raise ConfigError(f"{where} holds half of a surrogate pair") from None
+            raise _half_a_pair(value, where) from None
         except RecursionError:
             raise ConfigError(f"{where} is nested too deep") from None
         except (TypeError, ValueError) as error:
@@ -1350,11 +1442,7 @@ class _Writer:
         try:
             self.raw(_escape(text))
         except UnicodeEncodeError:
-            # The error's own offset is into the escaped text.
-            offset = next(i for i, char in enumerate(text) if "\ud800" <= char <= "\udfff")
-            raise ConfigError(
-                f"{where} holds half of a surrogate pair at offset {offset}"
-            ) from None
+            raise _half_a_pair(text, where) from None
 
     def file(self, part: _FilePart) -> None:
         self.parts += [b"".join(self.memory), part]
@@ -1364,7 +1452,7 @@ class _Writer:
         return Body([*self.parts, b"".join(self.memory)], (self.images, self.image_bytes))
 
     def text_file(self, file: TextFile, where: str) -> None:
-        name = file.name.replace('"', "&quot;")
+        name = _encodable(file.name.replace('"', "&quot;"))  # the system's names are not all text
         self.text(f'<file name="{name}">\n', where)
         if file.text is None:
             self.file(_text_part(file))
@@ -1378,8 +1466,8 @@ class _Writer:
         self.text("\n</file>", where)
 
     def image(self, image: Image) -> None:
-        media_type = _image_type(image)
         size = len(image.data) if image.data is not None else _file_size(_path_of(image))
+        media_type = _image_type(image)
         length = 4 * ((size + 2) // 3)
         self.raw(
             b'{"type":"image_url","image_url":{"url":"data:%s;base64,' % media_type.encode("ascii")
@@ -1391,6 +1479,24 @@ class _Writer:
         self.raw(b'"}}')
         self.images += 1
         self.image_bytes += length
+
+
+def _half_a_pair(value: Any, where: str) -> ConfigError:
+    """The error for text that UTF-8 cannot carry, with its place (Q4)."""
+    todo = [(value, where)]
+    while todo:
+        value, where = todo.pop(0)
+        if isinstance(value, str):
+            found = re.search("[\ud800-\udfff]", value)
+            if found is not None:
+                place = f"at offset {found.start()}"
+                return ConfigError(f"{where} holds half of a surrogate pair {place}")
+        elif isinstance(value, dict):
+            todo += [(key, f"a key of {where}") for key in value]
+            todo += [(item, f"{where}.{key}") for key, item in value.items()]
+        elif isinstance(value, (list, tuple)):
+            todo += [(item, f"{where}[{index}]") for index, item in enumerate(value)]
+    return ConfigError(f"{where} holds text that UTF-8 cannot carry")
 
 
 class _MemoryImage(_FilePart):
@@ -3176,7 +3282,7 @@ class HttpBackend:
         unix_socket: FilePath | None = None,
         keep_alive: bool = True,
     ) -> None:
-        proxy = Secret(proxy) if isinstance(proxy, str) else proxy
+        proxy = _hidden(proxy)
         self._proxy = None if proxy is None else _Proxy(proxy)
         self._cafile: str | None = _checked(cafile, "FilePath | None", "cafile")
         if self._cafile is not None and not os.path.isfile(self._cafile):
@@ -3371,16 +3477,20 @@ class _Address:
 class _Proxy:
     """An HTTP proxy, given by name: the environment is never asked."""
 
-    def __init__(self, url: Secret) -> None:
-        self.url = _check(url, Secret, "proxy")
-        match = re.match(r"http://(?:([!-?A-~]*)@)?([!-.0-?A-~]+)/?\Z", url.reveal().strip())
-        if match is None:
+    def __init__(self, url: Any) -> None:
+        self.url = _secret(_hidden(url), "proxy")
+        shape = r"http://([!-?A-~]*@)?(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:[0-9]{1,5})?/?\Z"
+        fits = re.match(shape, self.url.reveal()) is not None
+        # No local holds more than the host: a traceback may show what a frame holds.
+        place = _Address(re.sub(r"//[^@]*@", "//", self.url.reveal())) if fits else None
+        if place is None or place.port > 65535:
             raise ConfigError(
                 'proxy must be like "http://host:3128" or "http://user:password@host:3128"'
             )
-        self.credentials = None if match.group(1) is None else Secret(match.group(1))
-        address = _Address("http://" + match.group(2))
-        self.host, self.port = address.host, address.port
+        self.host, self.port = place.host, place.port
+        self.credentials: Secret | None = None
+        if "@" in self.url.reveal():
+            self.credentials = Secret(re.sub(r"http://|@.*", "", self.url.reveal()))
 
     def to_pickle(self) -> str | Secret:
         return self.url if self.credentials is not None else self.url.reveal()
@@ -3393,11 +3503,14 @@ class _Proxy:
         word = binascii.b2a_base64(unquote_to_bytes(self.credentials.reveal()), newline=False)
         return {"proxy-authorization": "Basic " + word.decode("ascii")}
 
-    def tunnel(self, sock: socket.socket, where: _Address, end: float | None) -> None:
+    def connect_head(self, where: _Address) -> _Hidden:
         host = f"[{where.host}]" if ":" in where.host else where.host
         lines = [f"CONNECT {host}:{where.port} HTTP/1.1", f"host: {host}:{where.port}"]
         lines += [f"{name}: {value}" for name, value in self.headers().items()]
-        head = _Hidden("\r\n".join([*lines, "", ""]).encode("latin-1"))
+        return _Hidden("\r\n".join([*lines, "", ""]).encode("latin-1"))
+
+    def tunnel(self, sock: socket.socket, where: _Address, end: float | None) -> None:
+        head = self.connect_head(where)
         try:
             sock.settimeout(_left(end))
             sock.sendall(head.data)
@@ -3827,16 +3940,18 @@ class _Response:
 class _Chunks:
     """Chunked framing, from pieces cut anywhere. ``http.client`` hides a cut (E3)."""
 
-    LINE = 8192  # of a size line with its extensions, and of all trailers
+    LINE = 8192  # bytes of a size line with its extensions, and of all trailers
 
     def __init__(self) -> None:
-        self.state = "size"
-        self.left = 0
+        self.state = "size"  # then "data", "end of data", and at last "trailer"
+        self.left = 0  # bytes of the chunk that are still to come
         self.line = b""  # one that is not whole yet
         self.trailers = 0
+        self.sizes: dict[bytes, int] = {}  # by their line: a stream's chunks have few sizes
         self.ended = self.surplus = False
 
     def feed(self, raw: bytes) -> bytes:
+        """The data in what was received."""
         out: list[bytes] = []
         raw, self.line, at = self.line + raw, b"", 0
         while at < len(raw) and not self.ended:
@@ -3852,8 +3967,14 @@ class _Chunks:
                 self.line = raw[at:]
                 self.check(len(self.line))
                 break
-            self.read_line(raw[at:end])
+            line = raw[at:end]
+            size = self.sizes.get(line) if self.state == "size" else None
             at = end + 1
+            if size is not None and raw.startswith(b"\r\n", at + size):  # the usual chunk, whole
+                out.append(raw[at : at + size])
+                at += size + 2
+            else:
+                self.read_line(line)
         self.surplus = self.ended and at < len(raw)
         return b"".join(out)
 
@@ -3862,22 +3983,27 @@ class _Chunks:
             raise ProtocolError("a line of the chunked framing is too long")
 
     def read_line(self, line: bytes) -> None:
-        line = line[:-1] if line.endswith(b"\r") else line
         self.check(len(line))
+        text = line[:-1] if line.endswith(b"\r") else line
         if self.state == "size":
-            digits = line.partition(b";")[0].strip(b" \t")
-            if not re.match(rb"[0-9A-Fa-f]{1,16}\Z", digits):
-                raise ProtocolError("a bad chunk size")
-            self.left = int(digits, 16)
+            self.left = self.read_size(text)
             self.state = "data" if self.left else "trailer"
+            if self.left and len(self.sizes) < 256:
+                self.sizes[line] = self.left
         elif self.state == "end of data":
-            if line:
+            if text:
                 raise ProtocolError("a chunk is longer than its size")
             self.state = "size"
         else:
-            self.trailers += len(line)
+            self.trailers += len(text)
             self.check(self.trailers)
-            self.ended = not line
+            self.ended = not text
+
+    def read_size(self, line: bytes) -> int:
+        digits = line.partition(b";")[0].strip(b" \t")
+        if not re.match(rb"[0-9A-Fa-f]{1,16}\Z", digits):
+            raise ProtocolError("a bad chunk size")
+        return int(digits, 16)
 
 
 # -- 6. Client -----------------------------------------------------------------------------------
@@ -4253,7 +4379,7 @@ class Call:
             raise Timeout(message)
 
     def deadline(self, seconds: float, message: str) -> Deadline:
-        """``with call.deadline(60, "no token yet") as d:`` bounds the waits until ``d.clear()``."""
+        """``with call.deadline(60, "no token") as d:`` bounds the waits until ``d.clear()``."""
         return Deadline(self._control, seconds, message)
 
     def through(self, client: Client) -> Call:
@@ -4567,11 +4693,9 @@ class Client:
         }
         # From here on no frame holds a key or password as text, whatever fails (5, Q3).
         given["api_key"] = api_key = _hidden(api_key)
-        given["headers"] = headers = {
-            name: _hidden(value) for name, value in (headers or {}).items()
-        }
-        given["proxy"] = proxy = _hidden(proxy)
-        base_url = _hidden(base_url) if isinstance(base_url, str) and "@" in base_url else base_url
+        given["headers"] = headers = _hidden_values(headers)
+        given["proxy"] = proxy = _hidden(proxy) if _tells_too_much(proxy) else proxy
+        base_url = _hidden(base_url) if _tells_too_much(base_url) else base_url
         own = {
             "proxy": proxy,
             "cafile": cafile,
@@ -4592,6 +4716,8 @@ class Client:
         self._key = _api_key(api_key)
         self._headers = _caller_headers(headers)
         self._query = _caller_query(query)
+        if not isinstance(layers, Iterable):
+            raise ConfigError("layers must be a list, as layers=[retry(2)]")
         self._layers: tuple[Layer, ...] = tuple(layers)
         for layer in self._layers:
             if not callable(layer):
@@ -4773,7 +4899,8 @@ class Client:
         headers.update((name, secret.reveal()) for name, secret in self._headers.items())
         key = _hidden(self._key() if callable(self._key) else self._key)
         if key is not None:
-            _check(key, Secret, "the API key")._header("the API key")
+            key = _secret(key, "the API key")
+            key._header("the API key")
         headers.update(self._wire.headers(None if key is None else key.reveal()))
         return headers
 
@@ -4864,7 +4991,7 @@ def _seconds(value: Any, what: str) -> float | None:
 
 
 _URL = re.compile(
-    r"(?P<scheme>[A-Za-z]+)://(?P<host>\[[0-9A-Fa-f:.]+\]|[^/?#\[\]:@]*)(?::(?P<port>\d{0,5}))?(?P<path>/[^?#]*)?(?P<rest>[?#].*)?\Z"
+    r"(?P<scheme>[A-Za-z]+)://(?P<host>\[[0-9A-Fa-f:.]+\]|[^/?#\[\]:@]*)(?::(?P<port>\d{0,5}))?(?P<path>/[^?#]*)?\Z"
 )
 
 
@@ -4872,7 +4999,8 @@ def _base_url(url: Any, exact: bool, allow_http: bool) -> str:
     """The URL that paths are added to (Q1, Q2)."""
     if isinstance(url, Secret):
         raise ConfigError(
-            "the base URL must not carry a user or password: use api_key= or headers="
+            "the base URL must not carry a user, a password, a query or a fragment:"
+            " use api_key=, headers= or query={...}"
         )
     text: str = _check(url, str, "base_url").strip()
     shown = _shown(_without_query(text))
@@ -4880,8 +5008,6 @@ def _base_url(url: Any, exact: bool, allow_http: bool) -> str:
     if match is None or match.group("scheme").lower() not in ("http", "https"):
         hint = f': try "http://{shown[1:-1]}"' if "://" not in text else ""
         raise ConfigError(f"the base URL must start with http:// or https://, not {shown}{hint}")
-    if match.group("rest"):
-        raise ConfigError("the base URL must not have a query or fragment: use query={...}")
     scheme, host = match.group("scheme").lower(), match.group("host").lower()
     if not re.match(r"[!-~]+\Z", text) or not host or int(match.group("port") or 1) > 65535:
         raise ConfigError(
@@ -4913,19 +5039,16 @@ def _is_loopback(host: str) -> bool:
     return host in ("localhost", "[::1]") or re.match(r"127(\.\d{1,3}){3}\Z", host) is not None
 
 
-def _hidden(value: Any) -> Any:
-    """A text as a Secret; anything else as it is, for a check to refuse."""
-    return Secret(value) if isinstance(value, str) else value
-
-
 def _api_key(key: Any) -> Any:
     if key is not None and not callable(key):
-        _check(key, Secret, "api_key")._header("api_key")
+        _secret(key, "api_key")._header("api_key")
     return key
 
 
 def _caller_headers(headers: Any) -> dict[str, Secret]:
     found: dict[str, Secret] = {}
+    if isinstance(headers, _Wrong):
+        raise ConfigError(f"headers must be a dict, not {headers.kind}")
     for name, secret in headers.items():
         if not isinstance(name, str) or not _HEADER_NAME.match(name):
             raise ConfigError(f"{_shown(name)} is not a header name")
@@ -4934,7 +5057,7 @@ def _caller_headers(headers: Any) -> dict[str, Secret]:
                 f"svir writes the header {name} itself"
                 + (": use api_key=" if name.lower() == "authorization" else "")
             )
-        if not re.match(r"[\t -~]*\Z", _check(secret, Secret, f"the header {name}").reveal()):
+        if not re.match(r"[\t -~]*\Z", _secret(secret, f"the header {name}").reveal()):
             raise ConfigError(
                 f"the value of the header {name} has a control or non-ASCII character"
             )
@@ -4943,7 +5066,7 @@ def _caller_headers(headers: Any) -> dict[str, Secret]:
 
 
 def _caller_query(query: Any) -> str:
-    if not query:
+    if not _check(query, (dict, type(None)), "query"):
         return ""
     from urllib.parse import urlencode
 
