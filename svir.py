@@ -1918,6 +1918,7 @@ class _Answer:
         self.finish: str | None = None
         self.blocked = self.has_content = self.has_refusal = False
         self.seen_first_choice, self.choice_index = False, 0
+        self.turned = False  # a call opened, or a kept field changed: frames no longer hold
         self.ids: dict[str, str] = {}  # id and model, of the first chunk that carries something
         self.first_ids: dict[str, str] = {}
         self.usage: list[_Counts | None] = [None, None]  # at the top level, elsewhere
@@ -2025,6 +2026,7 @@ class _Answer:
     def read_top(self, chunk: dict[str, Any]) -> None:
         for key, value in chunk.items():
             if key not in _READ_KEYS and value is not None and (key != "error" or value):
+                self.turned = self.turned or (key in self.extra and self.extra[key] != value)
                 self.extra[key] = value
         report = chunk.get("usage")
         if report is not None:
@@ -2382,6 +2384,7 @@ class _Answer:
             raise LimitExceeded(
                 f"more than {self.limits.tool_calls} tool calls (Limits.tool_calls)"
             )
+        self.turned = True
         call = _OpenCall(len(self.calls), index)
         self.calls.append(call)
         if index is not None:
@@ -2638,11 +2641,15 @@ class _Frames:
                     return frame, found[0], found[1]
         return None
 
+    def settle(self, answer: _Answer) -> None:
+        """Forget the frames once an event changed what they rest on, whatever form it came in."""
+        if answer.finish is not None or answer.has_refusal or answer.halves or answer.turned:
+            self.frames, self.last, answer.turned = [], None, False
+
     def learn(self, line: str, chunk: dict[str, Any], answer: _Answer) -> None:
         """Keep the frame of a line that was read in full, if it is one."""
         if answer.finish is not None or answer.has_refusal or answer.halves:
-            self.frames, self.last = [], None  # what comes now may be refused: it is read in full
-            return
+            return  # what comes now may be refused: it is read in full
         self.wait -= 1
         if self.wait > 0 or self.stopped:
             return
@@ -2678,7 +2685,7 @@ def _hole(chunk: dict[str, Any], answer: _Answer) -> tuple[Any, str, list[Any]] 
         return None
     piece = choice["delta"][key][0]
     function = piece.get("function") or {}
-    call = answer.by_index.get(piece.get("index", -1))
+    call = answer.by_index.get(piece["index"]) if "index" in piece else None
     more = any(value for name, value in piece.items() if name not in ("index", "type", "function"))
     if call is None or more or function.get("name") or not _is_words(function.get("arguments")):
         return None
@@ -2978,11 +2985,18 @@ class Decoder:
     def _dispatch(self) -> None:
         """A blank line: the event is whole."""
         data, event = self._data, self._event
+        if data:
+            self._read_event(data, event)
+            self._frames.settle(self._answer)
+        elif event not in ("", "message", "ping"):
+            self._odd_event("")
+        self._data, self._data_size, self._event = [], 0, ""
+
+    def _read_event(self, data: list[str], event: str) -> None:
         if event not in ("", "message", "ping"):
             self._odd_event("\n".join(data))
-        elif data and event != "ping":
+        elif event != "ping":
             self._payload("\n".join(data))
-        self._data, self._data_size, self._event = [], 0, ""
 
     def _odd_event(self, payload: str) -> None:
         payload = self._replaced(payload)

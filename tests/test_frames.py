@@ -9,8 +9,33 @@ import svir
 
 TEXTS = st.one_of(
     st.sampled_from(
-        ["", " tok", "a\nb", '"', "\\", "\\u00e9", "é", "<", "<th", "ink>", "</think>", "😀", "\x00"]
-        + ["\u2028", "\x7f", "\xa0", "\ud83d", "\ude00", '","content":"', "data: x", "\t", "{}", "[DONE]"]
+        [
+            "",
+            " tok",
+            "a\nb",
+            '"',
+            "\\",
+            "\\u00e9",
+            "é",
+            "<",
+            "<th",
+            "ink>",
+            "</think>",
+            "😀",
+            "\x00",
+        ]
+        + [
+            "\u2028",
+            "\x7f",
+            "\xa0",
+            "\ud83d",
+            "\ude00",
+            '","content":"',
+            "data: x",
+            "\t",
+            "{}",
+            "[DONE]",
+        ]
     ),
     st.text(max_size=6),
 )
@@ -26,6 +51,11 @@ def call(index, text, **more):
     return {"tool_calls": [{"index": index, "function": {"arguments": text}, **more}]}
 
 
+def renewed(index, text):
+    function = {"name": "g", "arguments": text}
+    return {"tool_calls": [{"index": index, "id": f"new{index}", "function": function}]}
+
+
 DELTAS = st.one_of(
     TEXTS.map(lambda text: {"content": text}),
     TEXTS.map(lambda text: {"role": "assistant", "content": text}),
@@ -36,6 +66,9 @@ DELTAS = st.one_of(
     st.builds(call, st.integers(0, 1), TEXTS),
     st.builds(call, st.integers(0, 1), TEXTS, type=st.just("function")),
     st.builds(lambda i, text: call(i, text, id=f"k{i}"), st.integers(0, 1), TEXTS),
+    st.builds(renewed, st.integers(0, 1), TEXTS),  # a new call on an index in use (T2)
+    TEXTS.map(lambda text: {"tool_calls": [{"function": {"arguments": text}}]}),
+    st.sampled_from([{"content": "x\ud83d"}, {"content": "\ude00y"}]),
     TEXTS.map(lambda text: {"refusal": text}),
     TEXTS.map(lambda text: {"content": text, "annotations": [text]}),
     st.just({}),
@@ -43,10 +76,18 @@ DELTAS = st.one_of(
 MORE = st.sampled_from(
     [{}] * 6
     + [{"usage": None}, {"usage": {"prompt_tokens": 1, "completion_tokens": 2, "total_tokens": 3}}]
-    + [{"created": 2}, {"id": "c2"}, {"obfuscation": "ab"}, {"obfuscation": 'c"\\'}, {"obfuscation": ""}]
-    + [{"error": "x"}, {"timings": {"n": 1}}]
+    + [
+        {"created": 2},
+        {"id": "c2"},
+        {"obfuscation": "ab"},
+        {"obfuscation": 'c"\\'},
+        {"obfuscation": ""},
+    ]
+    + [{"error": "x"}, {"timings": {"n": 1}}, {"timings": {"n": 2}}]
 )
-OPENING = chunk({"tool_calls": [{"index": i, "id": f"k{i}", "function": {"name": "f"}} for i in (0, 1)]})
+OPENING = chunk(
+    {"tool_calls": [{"index": i, "id": f"k{i}", "function": {"name": "f"}} for i in (0, 1)]}
+)
 
 
 @st.composite
@@ -58,7 +99,10 @@ def lines(draw):
         delta, more = draw(st.lists(DELTAS, min_size=1, max_size=6)), draw(MORE)
         for piece in delta * draw(st.integers(1, 3)):
             text = json.dumps(chunk(piece, draw(FINISHES), **more), **dump)
-            found.append(b"data: " + text.encode("utf-8", "surrogatepass") + end)
+            start = draw(st.sampled_from(["data: "] * 6 + ["event: message\ndata: ", "data:"]))
+            if draw(st.integers(0, 9)) == 0:
+                text = text.replace(", ", ",\ndata: ", 1)  # one event over two data lines
+            found.append((start + text).encode("utf-8", "surrogatepass") + end)
     return b"".join(found) + b"data: [DONE]\n\n"
 
 
@@ -76,7 +120,7 @@ def outcome(pieces, frames, **options):
     return events, "completed", decoder.completion, decoder.completion.timing, None
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(
     lines(),
     st.integers(1, 400),
