@@ -258,8 +258,11 @@ class Cancelled(Error):
 
 
 def _again(error: Error) -> Error:
-    """The error to raise once more. Kept without its traceback, whose frames hold whoever keeps
-    it: such a cycle would leave sockets to the garbage collector."""
+    """The error to raise, where it is also kept: in an attribute or a local.
+
+    An error's traceback holds frames, and they hold whoever keeps the error. Such a cycle would
+    leave sockets to the garbage collector, so what is kept never has a traceback.
+    """
     copy = type(error)(*error.args)
     copy.__dict__.update(error.__dict__)
     return copy
@@ -424,10 +427,9 @@ class _Value:
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         cls = type(self)
-        if len(args) > cls._positional:
-            raise TypeError(
-                f"{cls.__name__} takes {cls._positional} arguments by place: name the rest"
-            )
+        by_place = min(cls._positional, len(cls._fields))
+        if len(args) > by_place:
+            raise TypeError(f"{cls.__name__} takes {by_place} arguments by place: name the rest")
         given = dict(zip(cls._fields, args))
         for name, value in kwargs.items():
             if name not in cls._fields or name in given:
@@ -710,6 +712,9 @@ class User(_Value):
     def __init__(self, *parts: Part) -> None:
         _set(self, "parts", _checked(parts, "Sequence[Part]", "User.parts"))
 
+    def __repr__(self) -> str:
+        return f"User({', '.join(map(repr, self.parts))})"
+
     def __reduce__(self) -> tuple[Any, ...]:
         return User, tuple(self.parts)
 
@@ -789,13 +794,16 @@ ToolChoice = Union[Literal["auto", "none", "required"], NamedTool]
 ResponseFormat = Union[Literal["text", "json_object"], JsonSchema]
 
 # Keys of the body that svir writes itself, and what sets them: `extra` may not, behind its back.
+_SETTERS = (
+    "model", "messages", "temperature", "top_p", "stop", "seed", "tools", "max_tokens",
+    "tool_choice", "response_format", "reasoning_effort",
+)  # fmt: skip
 _OWN_KEYS = {
-    **{key: key for key in ("model", "messages", "temperature", "top_p", "stop", "seed", "tools")},
-    **{key: key for key in ("max_tokens", "tool_choice", "response_format", "reasoning_effort")},
-    "max_completion_tokens": "max_tokens",
-    "stream_options": "include_usage",
-    "stream": "nothing: svir always streams",
-    "n": "one call for each answer",
+    **{key: f"use {key}=" for key in _SETTERS},
+    "max_completion_tokens": "use max_tokens=",
+    "stream_options": "use include_usage=",
+    "stream": "svir always streams",
+    "n": "svir reads one answer a call",
 }
 
 if TYPE_CHECKING:
@@ -875,7 +883,7 @@ class Request(_Value):
             _choice(self.response_format, ("text", "json_object"), "response_format")
         for key in self.extra:
             if key in _OWN_KEYS:
-                raise ConfigError(f"extra must not set {key!r}: use {_OWN_KEYS[key]}")
+                raise ConfigError(f"extra must not set {key!r}: {_OWN_KEYS[key]}")
 
 
 class Usage(_Value):
@@ -889,7 +897,7 @@ class Usage(_Value):
 
 
 class Timing(_Value):
-    """When visible tokens arrived, in seconds after the request was sent (P7).
+    """When visible tokens arrived, in seconds after the call began (P7).
 
     ``pieces``: the chunks that showed something. ``tokens``: the tokens in them, as the server
     counted them, else one a piece.
@@ -1233,7 +1241,8 @@ def _secret(value: Any, what: str) -> Secret:
 
 def _tells_too_much(url: Any) -> bool:
     """Whether a base URL has a password, or a query, where some services want the key."""
-    return isinstance(url, str) and re.match(r"[^?#]*[?#]|[^/?#]*//[^/?#]*@", url) is not None
+    shape = r"[^?#]*[?#]|(?:[A-Za-z0-9+.-]+:/*)?[^/?#]*@"
+    return isinstance(url, str) and re.match(shape, url.strip()) is not None
 
 
 # -- 3. Encoder ----------------------------------------------------------------------------------
@@ -1892,7 +1901,10 @@ class _OpenCall:
         self.id = self.name = ""
         self.arguments: list[str] = []
         self.extra: dict[str, Any] = {}
-        self.shown = 0  # pieces of arguments given out
+        self.shown: tuple[str, str, int] | None = None  # given out: id, name, pieces of arguments
+
+    def show(self) -> None:
+        self.shown = (self.id, self.name, len(self.arguments))
 
     def text(self) -> str:
         return "".join(self.arguments)
@@ -1978,8 +1990,7 @@ class _Answer:
             elif isinstance(event, ReasoningDelta):
                 self.reasoning.setdefault(event.source, []).append(event.text)
             elif isinstance(event, ToolCallDelta):
-                call = self.calls[event.index]
-                call.shown = len(call.arguments)
+                self.calls[event.index].show()
         if events:
             self.first_at = self.first_at if self.pieces else self.now
             self.last_at, self.pieces = self.now, self.pieces + 1
@@ -2013,7 +2024,7 @@ class _Answer:
         def add_arguments(text: str) -> Event:
             if text:
                 carrier.arguments.append(text)
-            carrier.shown = len(carrier.arguments)
+            carrier.show()
             self.last_call = carrier
             return ToolCallDelta(carrier.place, "", "", text)
 
@@ -2508,9 +2519,9 @@ class _Answer:
 
     def completion(self, finish: Any = None, calls: Sequence[ToolCall] = ()) -> Completion:
         partial = [
-            ToolCall(c.id, c.name, "".join(c.arguments[: c.shown]), extra=c.extra)
+            ToolCall(c.shown[0], c.shown[1], "".join(c.arguments[: c.shown[2]]), extra=c.extra)
             for c in self.calls
-            if not calls
+            if c.shown is not None and not calls
         ]
         extra = {**self.extra, "delta": self.delta_extra} if self.delta_extra else self.extra
         ids, usage = {**self.first_ids, **self.ids}, self.usage[_TOP_USAGE]
@@ -2978,7 +2989,7 @@ class Decoder:
             return
         failure = _server_error(value) if self._event == "error" else _failure(value)
         if failure is not None:
-            raise failure
+            raise _again(failure)
         message = f"an unknown SSE event type {_shown(self._event)}"
         self._answer.deviates("unknown-event", ProtocolError, message)
 
@@ -3040,7 +3051,7 @@ class Decoder:
     def _value(self, value: Any, text: str) -> None:
         failure = _failure(value)
         if failure is not None:
-            raise failure
+            raise _again(failure)
         if isinstance(value, dict):
             self._answer.chunk(value, "\\u" in text)
         else:
@@ -3086,7 +3097,7 @@ class Decoder:
             raise ProtocolError("the server did not stream, and its JSON is broken") from None
         failure = _failure(value)
         if failure is not None:
-            raise failure
+            raise _again(failure)
         if not (isinstance(value, dict) and isinstance(value.get("choices"), list)):
             raise ProtocolError("the server sent JSON that is neither a stream nor an answer")
         if not clean:
@@ -3131,52 +3142,76 @@ _READ = 16384  # decodes as fast as larger reads, and keeps 200 streams small
 
 
 class _Control:
-    """What ends a stream's waits from outside: ``close()`` from any thread, and deadlines."""
+    """What ends a stream's waits from outside: ``close()`` from any thread, and deadlines.
+
+    ``close()`` may come in a signal handler, between any two steps of the thread that reads: the
+    lock lets its own thread in, and nothing here relies on being undisturbed.
+    """
 
     def __init__(self) -> None:
-        self.lock = (
-            threading.RLock()
-        )  # a signal handler may close the stream its thread is reading
+        self.lock = threading.RLock()
         self.cancelled = False
         self.aborts: list[Callable[[], object]] = []
-        self.deadlines: list[tuple[float, str]] = []
-        self.woken = threading.Event()
+        self.deadlines: list[tuple[float, str]] = []  # when, and what to say
+        self.idles: list[tuple[float, str]] = []  # seconds, and what to say
+        self.asleep = (
+            threading.Lock()
+        )  # held until cancelled; an Event would deadlock in a handler
+        self.asleep.acquire()
 
     def cancel(self) -> None:
         with self.lock:
             self.cancelled = True
-            self.woken.set()
-            # Held meanwhile: the reader takes its callback back before it closes its socket, so
-            # none of these can meet a descriptor that is another connection's by now.
-            while self.aborts:
-                self.run(self.aborts.pop())
+            try:
+                self.asleep.release()
+            except RuntimeError:  # cancelled before
+                pass
+            # The reader takes its callbacks back before it closes its socket, and waits for this:
+            # so none of them can meet a descriptor that is another connection's by now.
+            self.wake()
 
-    def run(self, abort: Callable[[], object]) -> None:
-        try:
-            abort()
-        except Exception:  # it only wakes a reader, who then tells what happened
-            pass
+    def wake(self) -> None:
+        while self.aborts:
+            try:
+                self.aborts.pop()()
+            except Exception:  # it only wakes a reader, who then tells what happened
+                pass
 
     def on_cancel(self, abort: Callable[[], object]) -> None:
         with self.lock:
+            self.aborts.append(abort)
             if self.cancelled:
-                self.run(abort)
-            else:
-                self.aborts.append(abort)
+                self.wake()
 
-    def release(self) -> None:
+    def release(self, aborts: list[Callable[[], object]]) -> None:
         with self.lock:
-            self.aborts.clear()
+            self.aborts = [abort for abort in self.aborts if abort not in aborts]
 
     def check(self) -> None:
         if self.cancelled:
             raise Cancelled("the stream was closed")
 
-    def limit(self, seconds: float | None, name: str) -> tuple[float | None, str]:
-        """How long the next wait may take, and what to say when that is over."""
+    def sleep(self, seconds: float) -> None:
+        limit, message = self.limit(seconds, "")
+        limit = min(seconds if limit is None else limit, threading.TIMEOUT_MAX)
+        if self.asleep.acquire(timeout=max(0.0, limit)):
+            self.asleep.release()
+        self.check()
+        if limit < seconds:
+            raise Timeout(message)
+
+    def limit(
+        self, seconds: float | None, name: str, idles: Sequence[tuple[float, str]] = ()
+    ) -> tuple[float | None, str]:
+        """How long the next wait may take, and what to say after it. Raises ``Timeout``."""
         message = f"nothing came for {seconds} s: {name}= sets the limit"
+        for most, text in idles:
+            if seconds is None or most < seconds:
+                seconds, message = most, text
         for at, text in self.deadlines:
-            left = max(0.001, at - time.monotonic())
+            left = at - time.monotonic()
+            if left <= 0:
+                raise Timeout(text)
             if seconds is None or left < seconds:
                 seconds, message = left, text
         return seconds, message
@@ -3206,24 +3241,29 @@ class HttpRequest:
         self.body = body
         self._control: _Control = _Control() if control is None else control
         self._connect_timeout, self._idle_timeout = connect_timeout, idle_timeout
+        self._aborts: list[Callable[[], object]] = []
 
     @property
     def connect_timeout(self) -> float | None:
-        """Seconds that connecting may take from now; None is no limit."""
+        """Seconds that connecting may take from now; None is no limit. Raises ``Timeout``."""
         return self._control.limit(self._connect_timeout, "connect_timeout")[0]
 
     @property
     def timeout(self) -> float | None:
-        """Seconds that the next wait may take from now; None is no limit."""
-        return self._control.limit(self._idle_timeout, "idle_timeout")[0]
+        """Seconds that the next wait may take from now; None is no limit. Raises ``Timeout``."""
+        return self._wait()[0]
+
+    def _wait(self) -> tuple[float | None, str]:
+        return self._control.limit(self._idle_timeout, "idle_timeout", self._control.idles)
 
     def on_cancel(self, abort: Callable[[], object]) -> None:
         """Call ``abort`` from another thread when the stream is closed: it must wake a read."""
+        self._aborts.append(abort)
         self._control.on_cancel(abort)
 
     def release(self) -> None:
         """Forget what ``on_cancel`` was given: before its socket is closed."""
-        self._control.release()
+        self._control.release(self._aborts)
 
     def check(self) -> None:
         """Raise ``Cancelled`` when the stream was closed."""
@@ -3364,6 +3404,7 @@ class HttpBackend:
                 self._proxy.tunnel(sock, where, end)
             if where.tls:
                 sock = self._wrap(sock, where)
+                request.check()  # while it was wrapped, nobody could wake it
                 self._shake_hands(sock, where, end)
             request.check()
         except BaseException:
@@ -3528,7 +3569,8 @@ class _Proxy:
         try:
             sock.settimeout(_left(end))
             sock.sendall(head.data)
-            status = _read_head(_Receiver(sock, lambda: _left(end)), "CONNECT").status
+            receiver = _Receiver(sock, lambda: _left(end))
+            status = _read_head(receiver, io.BufferedReader(receiver), "CONNECT").status
             failed = f"the proxy answered {status} to CONNECT {where.host}:{where.port}"
             if status == 407:
                 failed += ': it asks for a password, as proxy="http://user:password@host:port"'
@@ -3666,6 +3708,7 @@ class _Receiver(io.RawIOBase):
 
     def __init__(self, sock: socket.socket, limit: Callable[[], float | None]) -> None:
         self.sock, self.limit = sock, limit
+        self.ended = False
 
     def readable(self) -> bool:
         return True
@@ -3673,15 +3716,23 @@ class _Receiver(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         self.sock.settimeout(self.limit())
         try:
-            return self.sock.recv_into(buffer)
+            size = self.sock.recv_into(buffer)
         except OSError as error:
-            if _is_ragged_end(error):
-                return 0
-            raise
+            if not _is_ragged_end(error):
+                raise
+            size = 0
+        self.ended = size == 0
+        return size
 
-    def makefile(self, mode: str) -> io.BufferedReader:
-        """What ``http.client`` asks a socket for."""
-        return io.BufferedReader(self, _READ)
+
+class _Source:
+    """What ``http.client`` takes for a socket: it only asks for the reader."""
+
+    def __init__(self, reader: Any) -> None:
+        self.reader = reader
+
+    def makefile(self, mode: str) -> Any:
+        return self.reader
 
 
 def _is_ragged_end(error: OSError) -> bool:
@@ -3689,25 +3740,31 @@ def _is_ragged_end(error: OSError) -> bool:
     return "UNEXPECTED_EOF" in str(getattr(error, "reason", "")).upper()
 
 
-def _read_head(receiver: Any, method: str) -> http.client.HTTPResponse:
+def _read_head(receiver: _Receiver, reader: Any, method: str) -> http.client.HTTPResponse:
     """The status and headers of the answer; 1xx are skipped. Raises ``ProtocolError`` (H10)."""
     import http.client
 
     while True:
-        response = http.client.HTTPResponse(receiver, method=method)
+        source: Any = _Source(reader)
+        response = http.client.HTTPResponse(source, method=method)
+        failed: object = None
         try:
             response.begin()
-        except http.client.RemoteDisconnected:
-            raise Disconnected("the server closed the connection without an answer") from None
         except (http.client.HTTPException, ValueError) as error:
-            what = type(error).__name__ if isinstance(error, http.client.BadStatusLine) else error
-            raise ProtocolError(f"the answer is not HTTP: {what}") from None
+            failed = type(error).__name__ if isinstance(error, ConnectionError) else error
         finally:
-            response.fp = None  # type: ignore[assignment]  # else its finalizer would close the connection
+            response.fp = None  # type: ignore[assignment]  # else its finalizer closes the reader
+        if receiver.ended:  # http.client takes the end of the input for the end of the headers
+            raise Disconnected(
+                "the server closed the connection before the end of an answer's headers"
+            )
+        if failed is None and response.headers.defects:
+            failed = "a header line without a colon"  # those after it would be lost
+        if failed is not None or response.status == 101:
+            what = _shown(str(failed)) if failed is not None else "it switches protocols"
+            raise ProtocolError(f"the answer is not HTTP: {what}")
         if not 100 <= response.status < 200:
             return response
-        if response.status == 101:
-            raise ProtocolError("the server switches protocols")
 
 
 class _Connection:
@@ -3717,15 +3774,18 @@ class _Connection:
         self.sock, self.where, self.pool = sock, where, pool
         self.key = where.key
         self.receiver = _Receiver(sock, lambda: None)
-        self.reader = self.receiver.makefile("rb")
+        self.reader = io.BufferedReader(self.receiver, _READ)
+        self.pid = os.getpid()
         self.usable_until = 0.0
 
-    def makefile(self, mode: str) -> io.BufferedReader:
-        """What ``http.client`` asks a socket for: the one reader of the connection."""
-        return self.reader
+    @property
+    def is_own(self) -> bool:
+        """Not one that a fork copied: that one is the parent's, to read and to shut down."""
+        return self.pid == os.getpid()
 
     def abort(self) -> None:
-        _shutdown(self.sock)
+        if self.is_own:
+            _shutdown(self.sock)
 
     def close(self) -> None:
         self.sock.close()
@@ -3741,6 +3801,8 @@ class _Connection:
                     return None
                 early = self.send_block(memoryview(block), request)
             return "the server answered before it had the request"
+        except Error:  # a Timeout is an OSError, too
+            raise
         except socket.timeout:
             pass
         except OSError as error:
@@ -3754,31 +3816,39 @@ class _Connection:
             self.sock.sendall(view)  # TLS may be readable for reasons of its own
             return False
         self.sock.settimeout(0)
-        watch = True
+        end = _after(request.timeout)
         while view:
-            ready = _poll([self.sock], watch, True, request.timeout)
-            if not ready:
+            ready = _poll([self.sock], True, True, _left(end)).get(self.sock.fileno(), 0)
+            if ready & 1 and self.is_answered():
+                return True
+            if ready & ~1:
+                try:
+                    view = view[self.sock.send(view) :]
+                    end = _after(request.timeout)
+                except BlockingIOError:
+                    pass
+            elif end is not None and time.monotonic() >= end:
                 raise socket.timeout("timed out")
-            if watch and ready[self.sock.fileno()] & 1:
-                if self.is_final():
-                    return True
-                watch = False  # a 1xx: it is read with the answer
-                continue
-            try:
-                view = view[self.sock.send(view) :]
-            except BlockingIOError:
-                pass
+            elif ready:  # a part of a 1xx answer
+                time.sleep(0.001)
         return False
 
-    def is_final(self) -> bool:
-        """Whether what can be read is an answer, or the end, and not a 100 Continue."""
-        start = self.sock.recv(10, socket.MSG_PEEK)
-        return not (start.startswith(b"HTTP/1.") and (len(start) < 10 or start[9:10] == b"1"))
+    def is_answered(self) -> bool:
+        """Whether an answer can be read, or the end; a whole 1xx is taken out of the way."""
+        start = self.sock.recv(4096, socket.MSG_PEEK)
+        if not re.match(rb"HTTP/1\.\d 1|HTTP/1?\.?\d? ?\Z", start):
+            return True
+        size = start.find(b"\r\n\r\n") + 4
+        if size > 3:
+            self.sock.recv(size)
+        return False
 
     def answer(self, request: HttpRequest, sent: bool, keep_alive: bool) -> HttpResponse:
         self.receiver.limit = lambda: request.timeout
         try:
-            head = _read_head(self, request.method)
+            head = _read_head(self.receiver, self.reader, request.method)
+        except Error:
+            raise
         except socket.timeout:
             raise Timeout("no answer came in time") from None
         except OSError as error:
@@ -3798,7 +3868,8 @@ class _Pool:
 
     def reset(self) -> None:
         self.pid = os.getpid()
-        self.lock = threading.Lock()
+        # A stream may be closed by a signal handler or the garbage collector, inside take or put.
+        self.lock = threading.RLock()
         self.idle: list[_Connection] = []
 
     def check_fork(self) -> None:
@@ -3815,7 +3886,10 @@ class _Pool:
                 found = next((c for c in reversed(self.idle) if c.key == key), None)
                 if found is None:
                     return None
-                self.idle.remove(found)
+                try:
+                    self.idle.remove(found)
+                except ValueError:
+                    continue
             # Nothing is due on an idle connection: what can be read is its end.
             if time.monotonic() < found.usable_until and not _poll([found.sock], True, False, 0):
                 return found
@@ -3928,7 +4002,8 @@ class _Response:
         connection, seconds = self.connection, self.idle_seconds()
         if connection is None:
             return
-        whole = self.reuse and not self.first_read and (self.ended or self.ends_now())
+        whole = self.reuse and connection.is_own and not self.first_read
+        whole = whole and (self.ended or self.ends_now())
         self.connection = None
         if whole and not self.surplus and seconds > 0:
             connection.pool.put(connection, seconds)
@@ -4260,8 +4335,8 @@ class _Inflater:
 class _Exchange:
     """A response above the seam: its limits, its compression, its end."""
 
-    def __init__(self, response: HttpResponse, control: _Control, idle: float | None) -> None:
-        self.response, self.control, self.idle = response, control, idle
+    def __init__(self, response: HttpResponse, request: HttpRequest) -> None:
+        self.response, self.request, self.control = response, request, request._control
         self.status = response.status
         self.headers: dict[str, str] = {k.lower(): v for k, v in response.headers.items()}
         self.whole = True  # until the framing tells otherwise
@@ -4272,10 +4347,7 @@ class _Exchange:
     def read(self) -> bytes:
         """Bytes as they arrive; ``b""`` at the end, and then ``whole`` tells how it ended."""
         self.control.check()
-        seconds, message = self.control.limit(self.idle, "idle_timeout")
-        expired = self.control.expired()
-        if expired is not None:
-            raise Timeout(expired)
+        seconds, message = self.request._wait()
         try:
             data = self.response.read(_READ, seconds)
         except Truncated:
@@ -4334,7 +4406,7 @@ class _Exchange:
         body = b""
         try:
             self.inflate()
-            with Deadline(self.control, (self.idle or 30.0) if patient else _ERROR_SECONDS, ""):
+            with Deadline(self.control.deadlines, 30.0 if patient else _ERROR_SECONDS, ""):
                 while len(body) < _ERROR_BYTES:
                     data = self.read_decoded()
                     if not data:
@@ -4347,32 +4419,41 @@ class _Exchange:
         return body[:_ERROR_BYTES]
 
     def close(self) -> None:
-        self.control.release()
+        self.request.release()
         self.response.close()
 
 
 class Deadline:
-    """A limit on every wait of a stream, from ``with call.deadline(...)`` until ``clear()``."""
+    """A limit on the waits of a stream, from ``with call.deadline(...)`` until ``clear()``."""
 
-    def __init__(self, control: Any, seconds: float | None, message: str) -> None:
-        self._control: _Control = control
-        self._seconds, self._message = seconds, message
+    def __init__(self, limits: list[Any], seconds: float | None, message: str) -> None:
+        self._limits, self._seconds, self._message = limits, seconds, message
         self._entry: tuple[float, str] | None = None
 
     def __enter__(self) -> Deadline:
         if self._seconds is not None:
-            self._entry = (time.monotonic() + self._seconds, self._message)
-            self._control.deadlines.append(self._entry)
+            self._entry = self._limit(self._seconds)
+            self._limits.append(self._entry)
         return self
 
+    def _limit(self, seconds: float) -> tuple[float, str]:
+        return time.monotonic() + seconds, self._message
+
     def clear(self) -> None:
-        """The deadline was met: it bounds nothing any more."""
+        """The limit was kept: it bounds nothing any more."""
         if self._entry is not None:
-            self._control.deadlines.remove(self._entry)
+            self._limits.remove(self._entry)
             self._entry = None
 
     def __exit__(self, *error: object) -> None:
         self.clear()
+
+
+class _Idle(Deadline):
+    """A limit on each wait for the server, not on all of them together."""
+
+    def _limit(self, seconds: float) -> tuple[float, str]:
+        return seconds, self._message
 
 
 class Call:
@@ -4382,19 +4463,21 @@ class Call:
         self._client, self._control, self._depth = client, control, depth
 
     def __call__(self, request: Request) -> Iterator[Event]:
+        if self._depth == 0:  # another client's, with its own limit on the whole
+            return self._client._start(request, self._control)
         return self._client._run(request, self._control, self._depth)
 
     def sleep(self, seconds: float) -> None:
         """Wait. Raises ``Cancelled`` when the stream is closed, ``Timeout`` at a deadline."""
-        limit, message = self._control.limit(seconds, "")
-        self._control.woken.wait(limit)
-        self._control.check()
-        if limit is not None and limit < seconds:
-            raise Timeout(message)
+        self._control.sleep(seconds)
 
-    def deadline(self, seconds: float, message: str) -> Deadline:
+    def deadline(self, seconds: float | None, message: str) -> Deadline:
         """``with call.deadline(60, "no token") as d:`` bounds the waits until ``d.clear()``."""
-        return Deadline(self._control, seconds, message)
+        return Deadline(self._control.deadlines, seconds, message)
+
+    def idle(self, seconds: float | None, message: str) -> Deadline:
+        """``with call.idle(10, "silent"):`` bounds each wait for the server's next byte."""
+        return _Idle(self._control.idles, seconds, message)
 
     def through(self, client: Client) -> Call:
         """A call of another client, layers and all, that ends when this stream is closed."""
@@ -4478,7 +4561,7 @@ class Stream:
         if close is not None:
             try:
                 close()
-            except ValueError:  # being read in another thread, which ends it
+            except Exception:  # being read in another thread, which ends it; or a layer fails
                 pass
 
     def __enter__(self) -> Self:
@@ -4503,10 +4586,14 @@ class RawStream:
     """
 
     def __init__(
-        self, open_exchange: Callable[[Any], Any], limit: Callable[[Any], Deadline]
+        self,
+        open_exchange: Callable[[Any], Any],
+        limit: Callable[[Any], Deadline],
+        errors_say: Any,
     ) -> None:
         self._control = _Control()
         self._limit = limit(self._control)
+        self._errors_say = errors_say
         self._open = open_exchange
         self._exchange: _Exchange | None = None
         self._failure: Error | None = None
@@ -4544,9 +4631,10 @@ class RawStream:
     def __next__(self) -> bytes:
         exchange = self.__enter__()._opened()
         try:
-            data = b"" if exchange.ended else exchange.read()
-            if not data and not exchange.whole:
-                raise Truncated("the body was cut short")
+            with self._errors_say:
+                data = b"" if exchange.ended else exchange.read()
+                if not data and not exchange.whole:
+                    raise Truncated("the body was cut short")
         except Error as error:
             error.in_stream = True
             self._failure = _again(error)
@@ -4708,7 +4796,7 @@ class Client:
         # From here on no frame holds a key or password as text, whatever fails (5, Q3).
         given["api_key"] = api_key = _hidden(api_key)
         given["headers"] = headers = _hidden_values(headers)
-        given["proxy"] = proxy = _hidden(proxy) if _tells_too_much(proxy) else proxy
+        given["proxy"] = proxy = _hidden(proxy)
         base_url = _hidden(base_url) if _tells_too_much(base_url) else base_url
         own = {
             "proxy": proxy,
@@ -4748,9 +4836,10 @@ class Client:
         self._connect_timeout = _seconds(connect_timeout, "connect_timeout")
         self._idle_timeout = _seconds(idle_timeout, "idle_timeout")
         self._total_timeout = _seconds(total_timeout, "total_timeout")
-        self._backend: Backend = (
-            HttpBackend(keep_alive=keep_alive, **options) if backend is None else backend
-        )
+        if backend is None:
+            backend = built = HttpBackend(keep_alive=keep_alive, **options)
+            given["proxy"] = built._proxy and built._proxy.to_pickle()
+        self._backend: Backend = backend
         self._wire: Wire = ChatCompletions(empty_content=empty_content) if wire is None else wire
         self._learned: frozenset[str] = frozenset()  # what this server was seen to refuse (D11)
 
@@ -4770,7 +4859,8 @@ class Client:
     def send(self, request: Request) -> RawStream:
         """The answer as the server's bytes. Layers work on events, and are not run."""
         _check(request, Request, "the request")
-        return RawStream(lambda control: self._open(request, control), self._total)
+        say = self._errors_say("POST", self._wire.path)
+        return RawStream(lambda control: self._open(request, control), self._total, say)
 
     def list_models(self) -> list[Model]:
         """Every model the server lists."""
@@ -4816,7 +4906,9 @@ class Client:
     def _total(self, control: _Control) -> Deadline:
         seconds = self._total_timeout
         return Deadline(
-            control, seconds, f"not done after {seconds} s: total_timeout= sets the limit"
+            control.deadlines,
+            seconds,
+            f"not done after {seconds} s: total_timeout= sets the limit",
         )
 
     def _start(self, request: Request, control: _Control) -> Iterator[Event]:
@@ -4875,7 +4967,7 @@ class Client:
                 error = self._wire.error(exchange.status, exchange.headers, data)
                 more = self._wire.adapt(request, error, data, learned)
                 if more is None or more <= learned:
-                    raise error
+                    raise _again(error)
                 learned = more
 
     def _exchange(self, method: str, path: str, body: Body | None, control: _Control) -> _Exchange:
@@ -4888,21 +4980,21 @@ class Client:
             idle_timeout=self._idle_timeout,
             control=control,
         )
+        unsent = True
         try:
-            response = self._backend.send(request)
-        except Timeout:
+            control.limit(None, "")  # no time is left: nothing is sent for nobody
+            return _Exchange(self._backend.send(request), request)
+        except Timeout as error:
             control.check()
-            message = control.limit(self._idle_timeout, "idle_timeout")[1]
-            raise Timeout(control.expired() or message) from None
+            late = control.expired() or control.limit(self._idle_timeout, "idle_timeout")[1]
+            unsent = error.unsent
         except Error as error:
-            control.release()
+            request.release()
             control.check()
-            late = control.expired()
-            if late is None or not isinstance(error, (ConnectError, Disconnected)):
+            late = control.expired() or ""
+            if not late or not isinstance(error, (ConnectError, Disconnected)):
                 raise
             unsent = error.unsent
-        else:
-            return _Exchange(response, control, self._idle_timeout)
         raise Timeout(late, unsent=unsent)
 
     def _request_headers(self, has_body: bool) -> dict[str, str]:
@@ -4923,7 +5015,9 @@ class Client:
         if self._context_size is None:
             return
         prompt, answer = body.tokens(self._image_tokens), request.max_tokens
-        if answer == 0 or prompt + (answer or 0) > self._context_size:
+        if answer == 0:
+            raise ContextOverflow("max_tokens=0 leaves no room for an answer")
+        if prompt + (answer or 0) > self._context_size:
             raise ContextOverflow(
                 f"{prompt} tokens at most and {answer or 0} for the answer do not fit"
                 f" context_size={self._context_size}"
@@ -4946,11 +5040,10 @@ class Client:
             hint = 'accept="any-content-type" reads this server'
         else:
             hint = "is the base URL right?"
-        error = ProtocolError(
-            f"the answer is {_shown(kind or 'of no type')}, not an event stream ({hint})"
+        raise ProtocolError(
+            f"the answer is {_shown(kind or 'of no type')}, not an event stream ({hint})",
+            server_message=_told(_body_value(start))[0],
         )
-        error.server_message = _told(_body_value(start))[0]
-        raise error
 
     def _where(self, method: str, path: str) -> str:
         return f"{method} {self._base_url}{path}"

@@ -9,7 +9,9 @@ early, send any bytes. `text_answer` and its neighbours build the steps of one a
         server.reply(text_answer("Hel", 0.5, "lo"))
         client = svir.Client(server.url)
 
-`scripted` is a layer that answers in place of a server.
+`recorded` replays what a real server sent; `CUT`, `RESET`, `STALL` and `GARBAGE` are steps that go
+wrong at their place. `scripted` is a layer that answers in place of a server. With pytest,
+`pytest_plugins = ["svir_ext.pytest_plugin"]` in conftest.py gives the fixture `mock_server`.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import contextlib
 import http.client
 import json
 import os
+import re
 import socket
 import struct
 import threading
@@ -31,14 +34,35 @@ if TYPE_CHECKING:
     from typing import BinaryIO, Mapping
 
 __all__ = [
-    "DONE", "MockRequest", "MockServer", "Reply", "error_event", "every_split", "refusal_answer",
-    "scripted", "scripted_turns", "sse", "text_answer", "tool_answer",
+    "CUT", "DONE", "GARBAGE", "RESET", "STALL", "Fault", "MockRequest", "MockServer", "Reply",
+    "error_event", "every_split", "recorded", "refusal_answer", "scripted", "scripted_turns",
+    "sse", "text_answer", "tool_answer",
 ]  # fmt: skip
 
 DONE = b"data: [DONE]\n\n"
 
+
+class Fault:
+    """A step at which an answer breaks off: `CUT`, `RESET` or `STALL`. No step after it is sent."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+CUT = Fault("CUT")
+"""The connection is closed here, in the middle of the body."""
+RESET = Fault("RESET")
+"""The connection is reset here: the client sees it break."""
+STALL = Fault("STALL")
+"""Nothing comes from here on, and the connection stays open."""
+GARBAGE = b"data: {\xff\xfe not JSON, not even UTF-8\n\n"
+"""An event that nobody can read. Any other bytes are a step as well."""
+
 # What a reply is made of; `Reply` says what each means.
-Step = Union[bytes, str, float, threading.Event, Dict[str, Any], Iterable[Any]]
+Step = Union[bytes, str, float, threading.Event, Fault, Dict[str, Any], Iterable[Any]]
 
 
 # -- Answers, as the bytes a server sends ---------------------------------------------------------
@@ -58,14 +82,15 @@ def error_event(message: str, *, event: str | None = None, **fields: object) -> 
 
 
 def text_answer(
-    *texts: str | float,
+    *texts: str | float | bytes | threading.Event | Fault,
     finish_reason: str | None = "stop",
     reasoning: str | None = None,
     **rest: Any,
 ) -> list[Any]:
-    """A streamed answer, one event for each text, `[DONE]` included. A number is a pause.
+    """A streamed answer, one event for each text, `[DONE]` included.
 
-    `finish_reason=None` leaves the finish out. `rest` is `usage` as (prompt tokens, completion
+    Between the texts may be seconds to pause, bytes to send as they are, a `threading.Event` to
+    wait for, or a `Fault`: `text_answer("Hel", CUT, "lo")`. `finish_reason=None` leaves the finish out. `rest` is `usage` as (prompt tokens, completion
     tokens), `model` and `id`.
     """
     deltas: list[Any] = [{"role": "assistant", "content": ""}]
@@ -128,6 +153,24 @@ def _answer(
     return [*steps, DONE]
 
 
+def recorded(
+    path: str | os.PathLike[str], *, piece: int | None = None, pause: float = 0.0
+) -> list[Any]:
+    """What a server sent, from a file: the body of a stream, byte for byte.
+
+    One step is one event, or `piece` bytes, with `pause` seconds between two. Record one with
+    `curl -N`, or with the bytes of `client.send(request)`.
+    """
+    with open(path, "rb") as file:
+        data = file.read()
+    if piece is None:
+        pieces = re.findall(rb"(?s).+?(?:\r\n\r\n|\n\n|\Z)", data)
+    else:
+        pieces = [data[at : at + piece] for at in range(0, len(data), piece)]
+    steps = [step for each in pieces for step in (pause, each)] if pause else pieces
+    return steps[1:] if pause else steps
+
+
 def every_split(data: bytes) -> Iterator[tuple[bytes, bytes]]:
     """Every way to cut `data` in two, the two with an empty half included."""
     return ((data[:at], data[at:]) for at in range(len(data) + 1))
@@ -144,8 +187,8 @@ def scripted(
 ) -> svir.Layer:
     """A layer that answers every request itself: no server, and `call` is never run.
 
-    A step is text, an event, a whole `svir.ToolCall`, seconds to pause, or an exception to raise.
-    The completion is put together from the steps, unless one of them is a `svir.Completed`.
+    A step is text, an event, a whole `svir.ToolCall`, seconds to pause, an exception to raise, or a
+    `Fault`: `CUT` and `RESET` raise what a client would, `STALL` waits for `close()`. The completion is put together from the steps, unless one of them is a `svir.Completed`.
     `finish_reason` is by default what a server would say: "tool_calls" when there are calls, else
     "stop". `usage` may be (prompt tokens, completion tokens); `fields` join the completion.
     """
@@ -190,6 +233,10 @@ def _events(steps: Iterable[Any], call: svir.Call) -> Iterator[svir.Event]:
     for step in steps:
         if isinstance(step, BaseException):
             raise step
+        if step is STALL:
+            step = threading.TIMEOUT_MAX
+        elif isinstance(step, Fault):
+            raise _broken_off(step)
         if isinstance(step, (int, float)):
             call.sleep(step)
             continue
@@ -200,6 +247,13 @@ def _events(steps: Iterable[Any], call: svir.Call) -> Iterator[svir.Event]:
         if isinstance(step, svir.ToolCallDelta):
             calls = max(calls, step.index + 1)
         yield step
+
+
+def _broken_off(fault: Fault) -> svir.Error:
+    broken = svir.Truncated if fault is CUT else svir.Disconnected
+    error = broken(f"the script has {fault} here")
+    error.in_stream = True
+    return error
 
 
 def _collected(events: list[Any]) -> dict[str, Any]:
@@ -250,7 +304,7 @@ class Reply:
     """One answer: its steps, and what to get wrong.
 
     A step is bytes (one HTTP chunk), text, seconds to pause, a `threading.Event` to wait for, a
-    dict (sent as JSON), or an iterable of these, such as `text_answer(...)`. The end of the body
+    dict (sent as JSON), a `Fault`, or an iterable of these, such as `text_answer(...)`. The end of the body
     leaves with the last bytes, unless a pause comes after them.
 
     - `headers`: replace the server's own by name; None leaves one out.
@@ -288,7 +342,11 @@ class Reply:
             raise ValueError(f"framing is chunked, length or close, not {framing!r}")
         stream = status == 200 and not any(isinstance(step, dict) for step in steps)
         self.content_type = content_type or ("text/event-stream" if stream else "application/json")
-        self.steps = list(_flat(steps))
+        self.steps: list[Any] = list(_flat(steps))
+        fault = next((step for step in self.steps if isinstance(step, Fault)), None)
+        if fault is not None:
+            del self.steps[self.steps.index(fault) :]
+            hang, cut, reset = hang or fault is STALL, cut or fault is CUT, reset or fault is RESET
         self.status, self.delay, self.path, self.read_body = status, delay, path, read_body
         self.hang, self.reset, self.raw = hang, reset, raw
         self.short = hang or cut or reset
@@ -332,11 +390,11 @@ def _chunk(data: bytes) -> bytes:
     return b"%x\r\n%b\r\n" % (len(data), data) if data else b""  # an empty one would be the last
 
 
-def _flat(steps: Iterable[Any]) -> Iterator[bytes | float | threading.Event]:
+def _flat(steps: Iterable[Any]) -> Iterator[bytes | float | threading.Event | Fault]:
     for step in steps:
         if isinstance(step, (str, dict)):
             yield (step if isinstance(step, str) else json.dumps(step)).encode()
-        elif isinstance(step, (bytes, int, float, threading.Event)):
+        elif isinstance(step, (bytes, int, float, threading.Event, Fault)):
             yield step
         else:
             yield from _flat(step)  # raises TypeError for what is no step at all

@@ -1,0 +1,219 @@
+"""A chunk that repeats an earlier one's text around a new string gives what it gives anywhere.
+
+The decoder reads such chunks without decoding them again. So long streams of few shapes, with
+something odd now and then, are written twice: plainly, and with a `retry:` line in each event,
+which means nothing, but makes no two events alike. Both have to give the same.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any, Callable
+
+import pytest
+
+import harness
+
+WORDS = [
+    "Hi", " there", "a", "", " ", "<", "<think>", "<thi", "nk>", "</think>", ">", "x<y",
+    "\n", "\t\x00", '"', "\\", "\\u", "é", "😀", "\u2028", "\ud83d", "\ude00", "\ud83d\ude00",
+    "\x7f", "{}", '"}]}', "[DONE]", "data: ", "y" * 300,
+]  # fmt: skip
+# What may stand between the quotes of a string, or break out of it: put there as it is.
+RAW = [
+    b"a\tb", b"\x00", b"\x7f", b"a\xffb", b"\xc3", b'a"b', b"a\\qb", b"a\\", b"a\\u0041b",
+    b"a\\ud83d", b"\\ud83d\\ude00", b"\\/", b'a","x":"b', b'","content":"b', b"\xe2\x80\xa8", b"\\u00e",
+    b"\xc2\x85", b"a\r", b'x"}}]}\n\ndata: {"error":"y', b'x"}}]}\ndata: {"choices":[{"y":"z',
+]  # fmt: skip
+MARK = "QXQ"
+PLAIN = [word for word in WORDS if word.isalpha()]
+
+
+def of(delta: Any, **more: Any) -> dict[str, Any]:
+    """A chunk with one choice; keys of the choice and the top level by their names."""
+    choice = {"index": 0, "delta": delta, "finish_reason": None}
+    top = {"id": "c1", "object": "chat.completion.chunk", "model": "m", "choices": [choice]}
+    for key in ("index", "finish_reason", "message", "logprobs", "content_filter_results"):
+        if key in more:
+            choice[key] = more.pop(key)
+    return {**top, **more}
+
+
+def piece(index: Any, text: Any, **more: Any) -> dict[str, Any]:
+    return of({"tool_calls": [{"index": index, "function": {"arguments": text}, **more}]})
+
+
+Shape = Callable[[str], Any]
+# Shapes that a stream repeats...
+COMMON: list[Shape] = [
+    lambda word: of({"content": word}),
+    lambda word: of({"role": "assistant", "content": word}, logprobs=None, usage=None),
+    lambda word: of({"content": word, "reasoning_content": None, "tool_calls": []}),
+    lambda word: of({"reasoning_content": word}),
+    lambda word: of({"content": None, "reasoning": word}),
+    lambda word: of({"reasoning_text": word}),
+    lambda word: of({"content": word}, obfuscation="Ab" * (len(word) % 5)),
+    lambda word: {"obfuscation": "x" + word[:3], **of({"content": word})},
+    lambda word: piece(0, word),
+    lambda word: piece(1, word, type="function"),
+    lambda word: of({"content": word}, note='"content":"no"', service_tier="s"),
+    lambda word: of({"content": word}, error=None, content_filter_results={}),
+    lambda word: of({"content": word}, index=1),
+    lambda word: piece(0, word, id="k1", extra_content={"a": 1}),
+    lambda word: f'{{"choices":[{{"delta":{{"content":{json.dumps(word)},"content":"b"}}}}]}}',
+    lambda word: f'{{"choices":[{{"delta":{{"content":"b","content":{json.dumps(word)}}}}}]}}',
+    lambda word: f'{{"choices":[{{"delta":{{"content":{json.dumps(word)}}}}}],"choices":[]}}',
+]
+# ... and what comes between: some of it fails the stream, in one mode or in both.
+ODD: list[Shape] = [
+    lambda word: of({"reasoning": word, "reasoning_content": word}),
+    lambda word: of({"content": word, "reasoning": word}),
+    lambda word: of({"refusal": word}),
+    lambda word: of({"content": word}, id="c2"),
+    lambda word: of({"content": word}, id=None, model=""),
+    lambda word: of({"content": word}, index=1),
+    lambda word: of({"content": word}, message={"content": word}),
+    lambda word: of({"content": word}, finish_reason="stop"),
+    lambda word: of({}, finish_reason="tool_calls"),
+    lambda word: of({"content": word}, usage={"prompt_tokens": 1, "completion_tokens": 2}),
+    lambda word: of({"content": word}, error={"message": word}),
+    lambda word: of({"content": word}, content_filter_results={"hate": {"filtered": True}}),
+    lambda word: of({"content": word}, citations=[word]),
+    lambda word: of({"content": word, "audio": word}),
+    lambda word: of({"content": [{"type": "text", "text": word}]}),
+    lambda word: of({"content": 5}),
+    lambda word: of({"content": word, "reasoning_details": [word]}),
+    lambda word: piece(1, word, id="k2"),
+    lambda word: piece(1, "", id="k3", type="function"),
+    lambda word: piece(0, {"a": word}),
+    lambda word: piece(0, word, extra_content=word),
+    lambda word: {"id": "c9", "choices": []},
+    lambda word: b'data: {"choices":[{"index":0,"delta":{"content":"a","content":"b"}}]}\n\n',
+    lambda word: b'data: {"choices":[{"index":0,"delta":{"content":"a\tb"}}]}\n\n',
+    lambda word: b'data: {"choices":[{"index":0,"delta":{"content":"a\xff"}}]}\n\n',
+    lambda word: b"data: {\n\n",
+    lambda word: b": comment\n\n",
+    lambda word: b"event: ping\ndata: {}\n\n",
+    lambda word: b"event: note\n",
+    lambda word: b"foo: bar\n",
+    lambda word: b"data:\n\n",
+    lambda word: b"data: null\n",
+    lambda word: b"data: [DONE]\n\n",
+]
+START = of({"role": "assistant", "content": ""})
+CALLS = [
+    piece(0, "", id="k1", type="function"),
+    of({"tool_calls": [{"index": 0, "function": {"name": "look"}}]}),
+    of({"tool_calls": [{"index": 1, "id": "k2", "function": {"name": "find", "arguments": ""}}]}),
+]
+MODES: list[dict[str, Any]] = [
+    {},
+    {"strict": False},
+    {"strict": False, "think": "keep"},
+    {"think": "open"},
+    {"accept": {"changing-id"}},
+    {"accept": {"any-choice-index", "end-without-done"}},
+]
+
+
+class Writer:
+    """Events written in one style throughout, plainly or with a line that means nothing."""
+
+    def __init__(self, dice: random.Random) -> None:
+        self.ascii = dice.random() < 0.5
+        self.separators = dice.choice([(",", ":"), (", ", ": ")])
+        self.end = dice.choice([b"\n", b"\n", b"\r\n"])
+        self.raw = b""  # what is written for MARK
+
+    def write(self, chunks: list[Any], between: bytes) -> bytes:
+        return b"".join(self.event(chunk, between) for chunk in chunks)
+
+    def text(self, chunk: Any) -> str:
+        """JSON; only an escape can carry half of a surrogate pair."""
+        if isinstance(chunk, str):
+            return chunk
+        text = json.dumps(chunk, ensure_ascii=self.ascii, separators=self.separators)
+        if any("\ud800" <= character <= "\udfff" for character in text):
+            text = json.dumps(chunk, separators=self.separators)
+        return text
+
+    def event(self, chunk: Any, between: bytes) -> bytes:
+        if isinstance(chunk, bytes):
+            return chunk
+        data = self.text(chunk).encode("utf-8", "surrogatepass").replace(MARK.encode(), self.raw)
+        return b"data: " + data + self.end + (between and between + self.end) + self.end
+
+
+def random_stream(dice: random.Random) -> list[Any]:
+    """Some shapes of one stream, each for a while, and rarely something odd."""
+    calls = dice.random() < 0.4
+    shapes = dice.sample(COMMON, 3)
+    chunks: list[Any] = [START, *(CALLS if calls else [])]
+    odds, strange = dice.choice([0.0, 0.0, 0.1]), dice.choice([0.0, 0.2])
+    for _ in range(dice.randrange(5, 60)):
+        if dice.random() < odds:
+            chunks.append(dice.choice(ODD)(dice.choice(WORDS)))
+        shape = shapes[0] if dice.random() < 0.8 else dice.choice(shapes)
+        chunks.append(shape(dice.choice(WORDS if dice.random() < strange else PLAIN)))
+    finish = dice.choice(["stop", "stop", "tool_calls" if calls else "length", None])
+    chunks.append(of({}, finish_reason=finish))
+    if dice.random() < 0.8:
+        chunks.append(b"data: [DONE]\n\n")
+    return chunks
+
+
+def random_pieces(dice: random.Random, data: bytes) -> list[bytes]:
+    cuts = sorted(dice.randrange(len(data)) for _ in range(dice.randrange(1, 12)))
+    return [data[a:b] for a, b in zip([0, *cuts], [*cuts, len(data)])]
+
+
+def check(chunks: list[Any], writer: Writer, dice: random.Random) -> int:
+    answers = 0
+    plain, other = writer.write(chunks, b""), writer.write(chunks, b"retry: 1")
+    for mode in MODES:
+        wanted = harness.decode([other], **mode)
+        harness.outcome(wanted)  # and so it agrees with itself
+        assert harness.decode([plain], **mode).key() == wanted.key(), (mode, plain)
+        pieces = random_pieces(dice, plain)
+        assert harness.decode(pieces, **mode).key() == wanted.key(), (mode, pieces)
+        answers += wanted.error is None
+    return answers
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_random_streams(seed: int) -> None:
+    dice = random.Random(seed)
+    answers = sum(check(random_stream(dice), Writer(dice), dice) for _ in range(10))
+    assert answers, "all of the streams failed: they test little"
+
+
+def among(shape: Shape, odd: Any) -> list[Any]:
+    calls = CALLS if "tool_calls" in str(shape("")) else []
+    chunks = [START, *calls, *map(shape, "abcdef"), odd, *map(shape, "ghi"), odd, shape("j")]
+    return [*chunks, of({}, finish_reason="stop"), b"data: [DONE]\n\n"]
+
+
+@pytest.mark.parametrize("common", range(len(COMMON)))
+def test_each_odd_chunk_among_each_common_one(common: int) -> None:
+    """What is odd is met as if nothing had repeated before it, and what follows is read on."""
+    dice = random.Random(common)
+    for odd in ODD:
+        chunks = among(COMMON[common], odd("Hi"))
+        check(chunks, Writer(dice), dice)
+
+
+@pytest.mark.parametrize("word", WORDS, ids=ascii)
+@pytest.mark.parametrize("common", range(len(COMMON)))
+def test_each_word_in_each_common_chunk(common: int, word: str) -> None:
+    shape, dice = COMMON[common], random.Random(common)
+    check(among(shape, shape(word)), Writer(dice), dice)
+
+
+@pytest.mark.parametrize("raw", RAW, ids=ascii)
+@pytest.mark.parametrize("common", range(len(COMMON)))
+def test_each_raw_string_in_each_common_chunk(common: int, raw: bytes) -> None:
+    shape, dice = COMMON[common], random.Random(common)
+    writer = Writer(dice)
+    writer.raw = raw
+    check(among(shape, shape(MARK)), writer, dice)

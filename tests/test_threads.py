@@ -1,0 +1,796 @@
+"""Closing from any thread in any phase, Background, signals, forks, the collector and the exit."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import random
+import signal
+import socket
+import ssl
+import sys
+import threading
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Callable, Iterator
+
+import pytest
+
+import svir
+from harness import REQUEST
+from loopback import (
+    Peer,
+    Reader,
+    full_backlog,
+    nothing_left,
+    open_sockets,
+    read_all,
+    read_head,
+    run_python,
+    settle,
+)
+from svir_ext.testing import MockServer, Reply, scripted, text_answer
+
+WAKE = 0.5  # seconds; the rule is 0.05, which a busy machine cannot promise
+BIG = svir.Request("m", "x" * (32 << 20))
+LINUX = pytest.mark.skipif(sys.platform != "linux", reason="Linux only")
+MAIN = pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="no signals to a thread")
+OPEN_ANSWER = text_answer("a", finish_reason=None)[:-1]  # an event with text, and no end
+
+
+@pytest.fixture(autouse=True)
+def tidy() -> Iterator[None]:
+    with nothing_left():
+        yield
+
+
+@pytest.fixture
+def server() -> Iterator[MockServer]:
+    with MockServer() as server:
+        yield server
+
+
+# -- Phases ---------------------------------------------------------------------------------------
+
+
+class Stage:
+    """Where a phase puts its servers: they end with the test. `settings` are the client's."""
+
+    def __init__(self, stack: ExitStack, tls: Any, folder: Path) -> None:
+        self.stack, self.tls, self.folder = stack, tls, folder
+
+    def mock(self, *steps: Any, secure: bool = False, unix: bool = False, **options: Any) -> Any:
+        """A server that answers every request so, and a client for it."""
+        context = self.tls.server() if secure else None
+        path = str(self.folder / "s") if unix else None
+        server = self.stack.enter_context(MockServer(tls=context, unix=path))
+        if options.get("read_body") is False:
+            server.reply(*steps, **options)
+        else:
+            server.default(*steps, **options)
+        settings: dict[str, Any] = {"cafile": self.tls.cafile} if secure else {}
+        return self.client(server.url, **settings, **({"unix_socket": path} if unix else {}))
+
+    def peer(self, talk: Callable[[Any], object]) -> Peer:
+        return self.stack.enter_context(Peer(talk))
+
+    def client(self, url: str, **settings: Any) -> svir.Client:
+        # A close that wakes nobody is seen as one that took 30 s.
+        return svir.Client(url, connect_timeout=30.0, idle_timeout=30.0, **settings)
+
+
+def silent(conn: Any) -> None:
+    """A peer that takes everything and says nothing."""
+    while conn.recv(65536):
+        pass
+
+
+def asleep(request: svir.Request, call: svir.Call) -> Iterator[svir.Event]:
+    call.sleep(30)
+    yield from call(request)
+
+
+def stuck_tls_upload(stage: Stage) -> Any:
+    return stage.mock(raw=True, hang=True, read_body=False, secure=True)
+
+
+PHASES: dict[str, Callable[[Stage], svir.Client]] = {
+    "connecting": lambda s: s.client(s.stack.enter_context(full_backlog())),
+    "tls-handshake": lambda s: s.client(s.peer(silent).tls_url),
+    "connect-by-proxy": lambda s: s.client("https://host.example", proxy=s.peer(silent).url),
+    "upload": lambda s: s.mock(raw=True, hang=True, read_body=False),
+    "tls-upload": stuck_tls_upload,
+    "before-the-headers": lambda s: s.mock(raw=True, hang=True),
+    "before-the-headers-tls": lambda s: s.mock(raw=True, hang=True, secure=True),
+    "before-the-headers-unix": lambda s: s.mock(raw=True, hang=True, unix=True),
+    "inside-the-headers": lambda s: s.mock(b"HTTP/1.1 200 OK\r\nA: ", raw=True, hang=True),
+    "body-of-an-error": lambda s: s.mock(b"{", status=400, hang=True),
+    "before-the-body": lambda s: s.mock(hang=True),
+    "between-events": lambda s: s.mock(OPEN_ANSWER, hang=True),
+    "between-events-tls": lambda s: s.mock(OPEN_ANSWER, hang=True, secure=True),
+    "inside-a-chunk-size": lambda s: s.mock(
+        b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n1",
+        raw=True,
+        hang=True,
+    ),
+    "asleep-in-a-layer": lambda s: s.client("http://127.0.0.1:1", layers=[asleep]),
+}
+ONLY_HERE = {
+    "connecting": LINUX,  # elsewhere a full queue refuses
+    "before-the-headers-unix": pytest.mark.skipif(
+        not hasattr(socket, "AF_UNIX"), reason="no UNIX sockets"
+    ),
+}
+
+
+def phases(*without: str) -> Any:
+    names = [name for name in PHASES if name not in without]
+    return pytest.mark.parametrize(
+        "phase", [pytest.param(name, marks=ONLY_HERE.get(name, ())) for name in names]
+    )
+
+
+class Asked:
+    """A client and what to ask of it, to block in one phase."""
+
+    def __init__(self, client: svir.Client, request: svir.Request) -> None:
+        self.client, self.request = client, request
+
+    def stream(self) -> svir.Stream:
+        return self.client.stream(self.request)
+
+    def open(self, how: str) -> Any:
+        return self.stream() if how == "stream" else self.client.send(self.request)
+
+
+@pytest.fixture
+def in_phase(tls: Any, tmp_path: Path) -> Iterator[Callable[[str], Asked]]:
+    """`in_phase(name)` gives streams that will block in that phase."""
+    with ExitStack() as stack:
+
+        def make(name: str) -> Asked:
+            client = stack.enter_context(PHASES[name](Stage(stack, tls, tmp_path)))
+            return Asked(client, BIG if name.endswith("upload") else REQUEST)
+
+        yield make
+
+
+# -- A close wakes the reader ---------------------------------------------------------------------
+
+
+@phases()
+@pytest.mark.parametrize("how", ["stream", "send"])
+def test_close_wakes_the_reader(phase: str, how: str, in_phase: Any, record_property: Any) -> None:
+    """api.md 9: Cancelled, at once, in any phase; close() itself never waits."""
+    if (phase, how) == ("asleep-in-a-layer", "send"):
+        pytest.skip("send runs no layers")
+    opened = in_phase(phase).open(how)
+    reader = Reader(lambda: read_all(opened))
+    settle(reader.thread)
+    closed_at = time.monotonic()
+    opened.close()
+    took = time.monotonic() - closed_at
+    assert reader.join(), "close() did not wake the reader"
+    assert isinstance(reader.error, svir.Cancelled), reader.error
+    woke = reader.ended_at - closed_at
+    record_property("wake_ms", round(woke * 1000, 2))
+    print(f"woken in {woke * 1000:.2f} ms, close() took {took * 1000:.2f} ms")
+    assert woke < WAKE
+    assert took < WAKE
+
+
+@pytest.mark.parametrize("how", ["stream", "send"])
+def test_close_before_the_start_sends_nothing(server: MockServer, how: str) -> None:
+    client = svir.Client(server.url)
+    opened: Any = client.stream(REQUEST) if how == "stream" else client.send(REQUEST)
+    opened.close()
+    for _ in range(2):
+        with pytest.raises(svir.Cancelled):
+            read_all(opened)
+    assert server.connections == 0
+
+
+def test_close_between_two_reads(server: MockServer) -> None:
+    server.default(OPEN_ANSWER, hang=True)
+    stream = svir.Client(server.url).stream(REQUEST)
+    assert next(stream) == svir.TextDelta("a")
+    stream.close()
+    stream.close()
+    server.wait_until(lambda: server.open_connections == 0)
+    for _ in range(2):
+        with pytest.raises(svir.Cancelled) as caught:
+            next(stream)
+        assert caught.value.kind == "cancelled"
+        assert not caught.value.retryable
+    with pytest.raises(RuntimeError, match="not completed"):
+        _ = stream.completion
+    assert len(server.requests) == 1
+
+
+def test_a_raw_stream_closed_between_two_reads(server: MockServer) -> None:
+    server.default(OPEN_ANSWER, hang=True)
+    with svir.Client(server.url).send(REQUEST) as raw:
+        assert next(raw).startswith(b"data: ")
+        raw.close()
+        raw.close()
+        for _ in range(2):
+            with pytest.raises(svir.Cancelled):
+                next(raw)
+    server.wait_until(lambda: server.open_connections == 0)
+    assert len(server.requests) == 1
+
+
+def test_close_after_the_end_changes_nothing(server: MockServer) -> None:
+    server.default(text_answer("a", "b"))
+    with svir.Client(server.url) as client:
+        stream = client.stream(REQUEST)
+        completion = stream.result()
+        stream.close()
+        stream.close()
+        assert stream.completion is completion
+        assert list(stream) == []
+        with client.send(REQUEST) as raw:
+            whole = b"".join(raw)
+        raw.close()
+        assert list(raw) == []
+        assert whole.endswith(b"data: [DONE]\n\n")
+        assert client.complete(REQUEST).text == "ab"
+    assert server.connections == 1, "a connection that was read to its end is kept"
+
+
+def test_leaving_the_block_ends_the_answer(server: MockServer) -> None:
+    server.default(OPEN_ANSWER, hang=True)
+    client = svir.Client(server.url)
+    with client.stream(REQUEST) as stream:
+        next(stream)
+    server.wait_until(lambda: server.open_connections == 0)
+    with client.send(REQUEST) as raw:
+        next(raw)
+    server.wait_until(lambda: server.open_connections == 0)
+
+
+def test_close_from_the_reading_thread(server: MockServer) -> None:
+    """A layer, or whoever is called on the way, closes the stream that it is part of."""
+
+    def closes(request: svir.Request, call: svir.Call) -> Iterator[svir.Event]:
+        for event in call(request):
+            stream.close()
+            yield event
+
+    server.default(OPEN_ANSWER, hang=True)
+    stream = svir.Client(server.url, layers=[closes]).stream(REQUEST)
+    reader = Reader(lambda: list(stream))
+    assert reader.join()
+    assert isinstance(reader.error, svir.Cancelled)
+
+
+def test_one_close_of_many_streams_ends_one(server: MockServer) -> None:
+    server.default(OPEN_ANSWER, hang=True)
+    client = svir.Client(server.url)
+    streams = [client.stream(REQUEST) for _ in range(4)]
+    readers = [Reader(stream.result) for stream in streams]
+    for reader in readers:
+        settle(reader.thread)
+    streams[2].close()
+    assert readers[2].join()
+    assert [reader.thread.is_alive() for reader in readers] == [True, True, False, True]
+    for stream in streams:
+        stream.close()
+    assert all(reader.join() for reader in readers)
+    assert {type(reader.error) for reader in readers} == {svir.Cancelled}
+
+
+def test_a_close_met_by_a_read(server: MockServer) -> None:
+    """The reader asks for an event while another thread is at work closing: Cancelled."""
+    closing, go_on = threading.Event(), threading.Event()
+
+    def slow_to_end(request: svir.Request, call: svir.Call) -> Iterator[svir.Event]:
+        try:
+            yield from call(request)
+        finally:
+            closing.set()
+            go_on.wait(10)
+
+    server.default(OPEN_ANSWER, hang=True)
+    stream = svir.Client(server.url, layers=[slow_to_end]).stream(REQUEST)
+    next(stream)
+    closer = Reader(stream.close)
+    assert closing.wait(10)
+    with pytest.raises(svir.Cancelled):
+        next(stream)
+    go_on.set()
+    assert closer.join()
+    assert closer.error is None
+
+
+# -- Layers in the way ----------------------------------------------------------------------------
+
+
+def swallows_cancelled(request: svir.Request, call: svir.Call) -> Iterator[svir.Event]:
+    try:
+        yield from call(request)
+    except svir.Cancelled:
+        pass
+
+
+def swallows_all(request: svir.Request, call: svir.Call) -> Iterator[svir.Event]:
+    try:
+        yield from call(request)
+    except BaseException:
+        pass
+
+
+def tries_again(request: svir.Request, call: svir.Call) -> Iterator[svir.Event]:
+    for _ in range(3):
+        try:
+            yield from call(request)
+        except svir.Error:
+            pass
+
+
+def speaks_last(request: svir.Request, call: svir.Call) -> Iterator[svir.Event]:
+    try:
+        yield from call(request)
+    except BaseException:
+        yield svir.TextDelta("one more thing")
+
+
+def fails_at_the_end(request: svir.Request, call: svir.Call) -> Iterator[svir.Event]:
+    try:
+        yield from call(request)
+    finally:
+        raise KeyError("of the layer")
+
+
+LAYERS = [swallows_cancelled, swallows_all, tries_again]
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_a_layer_that_swallows_does_not_hide_a_close(server: MockServer, layer: Any) -> None:
+    """The reader gets Cancelled, never a silent end; and nothing is sent again."""
+    server.default(OPEN_ANSWER, hang=True)
+    stream = svir.Client(server.url, layers=[layer]).stream(REQUEST)
+    reader = Reader(lambda: list(stream))
+    settle(reader.thread)
+    stream.close()
+    assert reader.join()
+    assert isinstance(reader.error, svir.Cancelled)
+    with pytest.raises(svir.Cancelled):
+        next(stream)
+    assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize("layer", [*LAYERS, speaks_last, fails_at_the_end])
+def test_close_raises_nothing_of_a_layer(server: MockServer, layer: Any) -> None:
+    server.default(OPEN_ANSWER, hang=True)
+    stream = svir.Client(server.url, layers=[layer]).stream(REQUEST)
+    next(stream)
+    stream.close()
+    with pytest.raises(svir.Cancelled):
+        list(stream)
+    server.wait_until(lambda: server.open_connections == 0)
+
+
+def test_close_wakes_the_first_of_two_calls(server: MockServer) -> None:
+    """A layer has two answers open, and one has ended: the other is still woken."""
+
+    def both(request: svir.Request, call: svir.Call) -> Iterator[svir.Event]:
+        first = call(request)
+        yield next(first)
+        for event in call(request):
+            if event.type == "text":
+                yield event
+        yield from first
+
+    server.reply(OPEN_ANSWER, hang=True)
+    server.reply(text_answer("b"))
+    client = svir.Client(server.url, layers=[both], keep_alive=False)
+    stream = client.stream(REQUEST)
+    assert [next(stream), next(stream)] == [svir.TextDelta("a"), svir.TextDelta("b")]
+    reader = Reader(lambda: next(stream))
+    settle(reader.thread)
+    stream.close()
+    assert reader.join(5), "close() did not wake the reader"
+    assert isinstance(reader.error, svir.Cancelled)
+
+
+# -- Signals --------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def on_alarm(act: Callable[[], object]) -> Iterator[threading.Thread]:
+    """Run `act` in a signal handler once this thread, the main one, blocks in the `with` block."""
+    main = threading.main_thread()
+    assert threading.current_thread() is main
+
+    def send() -> None:
+        settle(main)
+        signal.pthread_kill(main.ident or 0, signal.SIGALRM)
+
+    before = signal.signal(signal.SIGALRM, lambda number, frame: act())
+    sender = threading.Thread(target=send, name="alarm")
+    try:
+        sender.start()
+        yield sender
+    finally:
+        sender.join()
+        signal.signal(signal.SIGALRM, before)
+
+
+@MAIN
+@phases()
+def test_close_from_a_signal_handler(phase: str, in_phase: Any) -> None:
+    """The handler runs in the thread that reads, in the middle of its wait."""
+    stream = in_phase(phase).stream()
+    closed_at = []
+
+    def close() -> None:
+        closed_at.append(time.monotonic())
+        stream.close()
+
+    with on_alarm(close):
+        with pytest.raises(svir.Cancelled):
+            stream.result()
+        woke = time.monotonic() - closed_at[0]
+    print(f"woken in {woke * 1000:.2f} ms")
+    assert woke < WAKE
+
+
+@MAIN
+@phases()
+def test_an_interrupt_leaves_no_socket(phase: str, in_phase: Any) -> None:
+    """KeyboardInterrupt in any wait: what was open is closed, and nothing is sent again."""
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    stream = in_phase(phase).stream()
+    before = open_sockets()
+    with pytest.raises(KeyboardInterrupt), on_alarm(interrupt):
+        stream.result()
+    # A server that never reads does not see its client leave: its own socket is there still.
+    servers = 1 if phase.endswith("upload") else 0
+    eventually(lambda: len(open_sockets() - before) <= servers)
+    with pytest.raises(svir.Error):
+        next(stream)
+
+
+class LineCloser:
+    """Reads a stream in a thread, and closes it there before the n-th line that svir runs.
+
+    That is what a signal handler can do. `reached` tells where, once there were that many lines.
+    """
+
+    FILES = (svir.__file__, threading.__file__)
+
+    def __init__(self, stream: svir.Stream, line: int) -> None:
+        self.stream, self.left, self.reached = stream, line, ""
+        self.reader = Reader(self.read)
+
+    def read(self) -> Any:
+        before = sys.gettrace()
+        sys.settrace(self.trace)
+        try:
+            return self.stream.result()
+        finally:
+            sys.settrace(before)
+
+    def trace(self, frame: Any, event: str, arg: Any) -> Any:
+        if self.reached or frame.f_code.co_filename not in self.FILES:
+            return None
+        if event == "line":
+            self.left -= 1
+            if self.left == 0:
+                self.reached = f"{frame.f_code.co_name}, line {frame.f_lineno}"
+                self.stream.close()
+        return self.trace
+
+
+SHORT = [
+    "tls-handshake", "connect-by-proxy", "before-the-headers", "between-events",
+    "between-events-tls", "asleep-in-a-layer",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("phase", SHORT)
+def test_a_close_between_any_two_lines(phase: str, in_phase: Any) -> None:
+    """A handler may come at any moment of the reading thread: no close is lost, none deadlocks."""
+    asked = in_phase(phase)
+    for line in range(1, 5000):
+        closer = LineCloser(asked.stream(), line)
+        if not closer.reader.join(0.5):
+            assert not closer.reached, f"a close was lost before {closer.reached}"
+            closer.stream.close()  # it blocks: that was the last line
+            assert closer.reader.join()
+            break
+        assert isinstance(closer.reader.error, svir.Cancelled), closer.reached
+    assert line > 20
+
+
+# -- At random ------------------------------------------------------------------------------------
+
+
+def read_in_background(stream: svir.Stream) -> svir.Completion:
+    return svir.Background(stream).result()
+
+
+class Closers:
+    """Workers that each read answers and have them closed at random moments by other threads."""
+
+    READS = (read_all, read_all, read_all, read_in_background)
+
+    def __init__(self, clients: list[svir.Client], closes: int) -> None:
+        self.clients, self.left, self.lock = clients, closes, threading.Lock()
+        self.whole = self.cancelled = 0
+        self.wrong: list[Any] = []
+
+    def work(self, seed: int) -> None:
+        chance = random.Random(seed)
+        while True:
+            with self.lock:
+                self.left -= 1
+                if self.left < 0:
+                    return
+            self.close_one(chance)
+
+    def close_one(self, chance: random.Random) -> None:
+        client = chance.choice(self.clients)
+        raw = chance.random() < 0.25
+        opened: Any = client.send(REQUEST) if raw else client.stream(REQUEST)
+        closer = threading.Timer(max(0.0, chance.uniform(-0.001, 0.012)), opened.close)
+        closer.start()
+        try:
+            got = (read_all if raw else chance.choice(self.READS))(opened)
+        except BaseException as error:
+            with self.lock:
+                if isinstance(error, svir.Cancelled):
+                    self.cancelled += 1
+                else:
+                    self.wrong.append(error.with_traceback(None))
+        else:
+            good = got.endswith(b"data: [DONE]\n\n") if raw else got.text == "abcd"
+            with self.lock:
+                if good:
+                    self.whole += 1
+                else:
+                    self.wrong.append(got)
+        closer.join()
+
+
+def test_random_closes(tls: Any) -> None:
+    """Only whole answers and Cancelled; the fixture sees to it that nothing is left behind."""
+    closes = int(os.environ.get("SVIR_CLOSES", "2000"))
+    answer = text_answer("a", 0.002, "b", 0.002, "c", 0.002, "d")
+    with MockServer() as server, MockServer(tls=tls.server()) as secure:
+        server.default(answer)
+        secure.default(answer)
+        with svir.Client(server.url) as plain, svir.Client(
+            secure.url, cafile=tls.cafile
+        ) as private, svir.Client(server.url, keep_alive=False) as fresh:
+            closers = Closers([plain, plain, fresh, private], closes)
+            workers = [Reader(lambda seed=seed: closers.work(seed)) for seed in range(8)]
+            assert all(worker.join(600) for worker in workers)
+        assert [worker.error for worker in workers] == [None] * 8
+        for each in (server, secure):
+            each.wait_until(lambda each=each: each.open_connections == 0)
+    print(f"{closers.whole} whole, {closers.cancelled} cancelled")
+    assert closers.wrong == []
+    assert closers.whole + closers.cancelled == closes
+    assert min(closers.whole, closers.cancelled) > closes // 20
+
+
+# -- Background -----------------------------------------------------------------------------------
+
+
+def without_server(*layers: svir.Layer) -> svir.Stream:
+    return svir.Client("http://127.0.0.1:1", layers=layers).stream(REQUEST)
+
+
+def test_background_gives_the_events_as_they_arrive(server: MockServer) -> None:
+    gate = threading.Event()
+    server.reply(text_answer("a", gate, "b"))
+    with svir.Client(server.url) as client:
+        work = svir.Background(client.stream(REQUEST))
+        events: list[svir.Event] = []
+        eventually(lambda: events.extend(work.poll()) or events)
+        assert events == [svir.TextDelta("a")]
+        assert work.poll() == []
+        assert not work.join(0)
+        assert (work.done, work.error) == (False, None)
+        gate.set()
+        assert work.join(10)
+        assert not work.done, "not before everything was polled"
+        events += work.poll()
+        assert work.done
+        completion = work.result()
+        assert events[1:] == [svir.TextDelta("b"), svir.Completed(completion)]
+        assert completion.text == "ab"
+        assert (work.poll(), work.error, work.done) == ([], None, True)
+        work.cancel()
+        assert work.result() is completion, "a cancel after the end changes nothing"
+
+
+def test_the_loop_of_a_host(server: MockServer) -> None:
+    """api.md 9: a tick takes everything there is, until done."""
+    server.reply(text_answer("a", 0.01, "b", 0.01, "c"))
+    with svir.Client(server.url) as client:
+        work, text = svir.Background(client.stream(REQUEST)), ""
+
+        def tick() -> bool:
+            nonlocal text
+            text += "".join(event.text for event in work.poll() if event.type == "text")
+            return work.done
+
+        eventually(tick)
+        assert (text, work.result().finish_reason) == ("abc", "stop")
+
+
+def test_poll_takes_no_more_than_its_limit() -> None:
+    work = svir.Background(without_server(scripted("a", "b", "c")))
+    assert work.join(10)
+    assert work.poll(0) == []
+    assert work.poll(2) == [svir.TextDelta("a"), svir.TextDelta("b")]
+    assert work.poll(limit=1) == [svir.TextDelta("c")]
+    assert not work.done
+    assert [event.type for event in work.poll(10)] == ["completed"]
+    assert work.done
+    assert work.poll(10) == []
+
+
+def test_polling_from_several_threads_gives_each_event_once() -> None:
+    count = 2000
+    texts = [str(number) for number in range(count)]
+    work = svir.Background(without_server(scripted(*texts)))
+    seen: list[list[svir.Event]] = [[], [], [], []]
+
+    def take(mine: list[svir.Event]) -> None:
+        while not work.done:
+            mine.extend(work.poll(3))
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        pollers = [Reader(lambda mine=mine: take(mine)) for mine in seen]
+        assert all(poller.join() for poller in pollers)
+    finally:
+        sys.setswitchinterval(interval)
+    assert [poller.error for poller in pollers] == [None] * 4, "poll() never raises"
+    got = [event.text for mine in seen for event in mine if event.type == "text"]
+    assert sorted(got, key=int) == texts
+
+
+def test_a_failing_stream_in_the_background(server: MockServer) -> None:
+    server.reply(text_answer("a", finish_reason=None)[:-1], cut=True)
+    server.reply({"error": {"message": "no"}}, status=500)
+    with svir.Client(server.url) as client:
+        cut = svir.Background(client.stream(REQUEST))
+        assert cut.join(10)
+        refused = svir.Background(client.stream(REQUEST))
+        assert refused.join(10)
+    assert not cut.done
+    assert isinstance(cut.error, svir.Truncated)
+    assert cut.poll() == [svir.TextDelta("a")]
+    assert cut.done
+    assert refused.done
+    assert refused.poll() == []
+    for work, kind in ((cut, svir.Truncated), (refused, svir.Unavailable)):
+        for _ in range(2):
+            with pytest.raises(kind) as caught:
+                work.result()
+    assert caught.value.status == 500
+    assert isinstance(cut.error.partial, svir.Completion)
+    assert cut.error.partial.text == "a"
+
+
+class Odd(BaseException):
+    """Neither an Exception nor svir's."""
+
+
+@pytest.mark.parametrize(
+    "kind", [ValueError, KeyboardInterrupt, SystemExit, GeneratorExit, MemoryError, Odd]
+)
+def test_an_odd_exception_in_the_background(kind: Any) -> None:
+    """It is kept for result(): a thread that dies of it would only print."""
+
+    def layer(request: svir.Request, call: svir.Call) -> Iterator[svir.Event]:
+        yield svir.TextDelta("a")
+        raise kind("odd")
+
+    work = svir.Background(without_server(layer))
+    assert work.join(10)
+    assert work.poll() == [svir.TextDelta("a")]
+    assert work.done
+    assert type(work.error) is kind
+    for _ in range(2):
+        with pytest.raises(kind, match="odd"):
+            work.result()
+
+
+def test_a_layer_that_gives_no_events_fails_in_the_background() -> None:
+    work = svir.Background(without_server(lambda request, call: None))  # type: ignore[arg-type]
+    with pytest.raises(svir.ConfigError, match="gave no events"):
+        work.result()
+
+
+@phases()
+def test_cancel_in_the_background(phase: str, in_phase: Any) -> None:
+    """The unload hook of a plugin: cancel(), then join()."""
+    work = svir.Background(in_phase(phase).stream())
+    (thread,) = (thread for thread in threading.enumerate() if thread.name == "svir")
+    assert thread.daemon
+    settle(thread)
+    work.cancel()
+    work.cancel()
+    assert work.join(WAKE)
+    with pytest.raises(svir.Cancelled):
+        work.result()
+    work.poll()
+    assert work.done
+
+
+def test_cancel_at_once(server: MockServer) -> None:
+    server.default(OPEN_ANSWER, hang=True)
+    client = svir.Client(server.url)
+    for _ in range(20):
+        work = svir.Background(client.stream(REQUEST))
+        work.cancel()
+        assert work.join(5)
+        assert isinstance(work.error, svir.Cancelled)
+    closed = client.stream(REQUEST)
+    closed.close()
+    work = svir.Background(closed)
+    with pytest.raises(svir.Cancelled):
+        work.result()
+    assert (work.poll(), work.done) == ([], True)
+
+
+def test_only_background_starts_a_thread(server: MockServer) -> None:
+    """hosts.md 2."""
+    names: set[str] = set()
+
+    def looks(request: svir.Request, call: svir.Call) -> Iterator[svir.Event]:
+        for event in call(request):
+            names.update(thread.name for thread in threading.enumerate())
+            yield event
+
+    server.default(text_answer("a"))
+    before = {thread.name for thread in threading.enumerate()}
+    with svir.Client(server.url, layers=[looks]) as client:
+        client.complete(REQUEST)
+        assert names <= before | {"MockServer"}
+        svir.Background(client.stream(REQUEST)).result()
+    assert names - before - {"MockServer"} == {"svir"}
+
+
+def test_where_threads_cannot_be_daemons(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An isolated sub-interpreter refuses daemon threads."""
+
+    class Refuses(threading.Thread):
+        def __init__(self, *args: Any, daemon: bool | None = None, **options: Any) -> None:
+            if daemon:
+                raise RuntimeError("daemon threads are disabled in this interpreter")
+            super().__init__(*args, daemon=daemon, **options)
+
+    monkeypatch.setattr(threading, "Thread", Refuses)
+    gate = threading.Event()
+
+    def layer(request: svir.Request, call: svir.Call) -> Iterator[svir.Event]:
+        gate.wait(10)
+        yield from call(request)
+
+    work = svir.Background(without_server(layer, scripted("a")))
+    (thread,) = (thread for thread in threading.enumerate() if thread.name == "svir")
+    assert not thread.daemon
+    gate.set()
+    assert work.result().text == "a"
+    assert work.join(10)
+
+
+@pytest.mark.skipif(sys.version_info < (3, 13), reason="3.12 and before crash or have no threads")
+def test_in_a_sub_interpreter() -> None:
+    printed = run_python(
+        """
+import _interpreters
+code = 
