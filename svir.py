@@ -4711,9 +4711,12 @@ class Background:
     def result(self) -> Completion:
         """Wait for the end: the answer, or raises the stream's error."""
         self._thread.join()
-        if self._error is not None:
+        if self._error is None:
+            return self._stream.completion
+        try:
             raise self._error
-        return self._stream.completion
+        finally:
+            del self  # as in _read
 
     def cancel(self) -> None:
         """Stop, as ``Stream.close()``."""

@@ -68,7 +68,7 @@ def _choose(options: argparse.Namespace, stack: contextlib.ExitStack) -> Server:
     if options.scripted:
         return stack.enter_context(scripted())
     if options.url:
-        return Server(options.url, options.model or _first_model(svir.Client(options.url)))
+        return Server(options.url, options.model or _chat_model(svir.Client(options.url)))
     found = running(options.model)
     if found:
         return found
@@ -80,12 +80,12 @@ def _choose(options: argparse.Namespace, stack: contextlib.ExitStack) -> Server:
 
 
 def running(model: str | None = None) -> Server | None:
-    """The first server on a usual port that has a chat model."""
+    """The first server on a usual port that has this model, or any chat model."""
     for port, name in USUAL.items():
         url = f"http://127.0.0.1:{port}"
         try:
             client = svir.Client(url, connect_timeout=0.5, idle_timeout=3)
-            chosen = model or _first_model(client)
+            chosen = _chat_model(client, model)
         except svir.Error:
             continue
         say(f"Asking {chosen} at {url}, where {name} usually is.\n")
@@ -93,12 +93,12 @@ def running(model: str | None = None) -> Server | None:
     return None
 
 
-def _first_model(client: svir.Client) -> str:
+def _chat_model(client: svir.Client, wanted: str | None = None) -> str:
     models = [model.id for model in client.list_models()]
-    chat = [model for model in models if not NOT_CHAT.search(model)]
-    if not chat:
-        raise svir.Unsupported(f"the server lists no chat model, only {models}; give --model")
-    return chat[0]
+    for model in models:
+        if model == wanted or (wanted is None and not NOT_CHAT.search(model)):
+            return model
+    raise svir.Unsupported(f"the server lists no {wanted or 'chat model'}, only {models}")
 
 
 # -- A small real model ---------------------------------------------------------------------------

@@ -232,8 +232,7 @@ def run_python(code: str, *args: str, timeout: float = 30.0) -> str:
     paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
     done = subprocess.run(
         command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        capture_output=True,
         timeout=timeout,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
         check=False,

@@ -72,12 +72,14 @@ def usual(monkeypatch: pytest.MonkeyPatch, *servers: MockServer) -> None:
 
 def test_a_running_server_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     with MockServer() as other, MockServer() as embedder, MockServer() as chat:
-        other.reply("<html>", content_type="text/html", path="/models")
+        for _ in range(3):
+            other.reply(status=404, path="/models")
         embedder.model_list(["nomic-embed-text"])
         chat.model_list(["bge-m3", "qwen3-4b"])
         usual(monkeypatch, other, embedder, chat)
         assert local_server.running() == (chat.url, "qwen3-4b")
-        assert local_server.running("mine") == (embedder.url, "mine")
+        assert local_server.running("bge-m3") == (chat.url, "bge-m3")
+        assert local_server.running("gpt-5") is None
 
 
 def test_where_no_model_can_be_set_up(

@@ -23,8 +23,8 @@ WORDS = [
 # What may stand between the quotes of a string, or break out of it: put there as it is.
 RAW = [
     b"a\tb", b"\x00", b"\x7f", b"a\xffb", b"\xc3", b'a"b', b"a\\qb", b"a\\", b"a\\u0041b",
-    b"a\\ud83d", b"\\ud83d\\ude00", b"\\/", b'a","x":"b', b'","content":"b', b"\xe2\x80\xa8", b"\\u00e",
-    b"\xc2\x85", b"a\r", b'x"}}]}\n\ndata: {"error":"y', b'x"}}]}\ndata: {"choices":[{"y":"z',
+    b"a\\ud83d", b"\\ud83d\\ude00", b"\\/", b'a","x":"b', b'","content":"b', b"\xe2\x80\xa8",
+    b"\\u00e", b"\xc2\x85", b"a\r", b'x"}}]}\n\ndata: {"error":"y', b'x"}}]}\ndata: {"choices":[{"y":"z',
 ]  # fmt: skip
 MARK = "QXQ"
 PLAIN = [word for word in WORDS if word.isalpha()]
@@ -168,10 +168,12 @@ def random_pieces(dice: random.Random, data: bytes) -> list[bytes]:
     return [data[a:b] for a, b in zip([0, *cuts], [*cuts, len(data)])]
 
 
-def check(chunks: list[Any], writer: Writer, dice: random.Random) -> int:
+def check(
+    chunks: list[Any], writer: Writer, dice: random.Random, modes: list[dict[str, Any]] = MODES
+) -> int:
     answers = 0
     plain, other = writer.write(chunks, b""), writer.write(chunks, b"retry: 1")
-    for mode in MODES:
+    for mode in modes:
         wanted = harness.decode([other], **mode)
         harness.outcome(wanted)  # and so it agrees with itself
         assert harness.decode([plain], **mode).key() == wanted.key(), (mode, plain)
@@ -181,7 +183,7 @@ def check(chunks: list[Any], writer: Writer, dice: random.Random) -> int:
     return answers
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(40))
 def test_random_streams(seed: int) -> None:
     dice = random.Random(seed)
     answers = sum(check(random_stream(dice), Writer(dice), dice) for _ in range(10))
@@ -207,7 +209,7 @@ def test_each_odd_chunk_among_each_common_one(common: int) -> None:
 @pytest.mark.parametrize("common", range(len(COMMON)))
 def test_each_word_in_each_common_chunk(common: int, word: str) -> None:
     shape, dice = COMMON[common], random.Random(common)
-    check(among(shape, shape(word)), Writer(dice), dice)
+    check(among(shape, shape(word)), Writer(dice), dice, MODES[:2])
 
 
 @pytest.mark.parametrize("raw", RAW, ids=ascii)
@@ -216,4 +218,4 @@ def test_each_raw_string_in_each_common_chunk(common: int, raw: bytes) -> None:
     shape, dice = COMMON[common], random.Random(common)
     writer = Writer(dice)
     writer.raw = raw
-    check(among(shape, shape(MARK)), writer, dice)
+    check(among(shape, shape(MARK)), writer, dice, MODES[:2])

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import shutil
 import socket
 import ssl
 import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -19,11 +21,16 @@ import pytest
 import svir
 from svir_ext import testing
 from svir_ext.testing import (
+    CUT,
     DONE,
+    GARBAGE,
+    RESET,
+    STALL,
     MockServer,
     Reply,
     error_event,
     every_split,
+    recorded,
     refusal_answer,
     scripted,
     scripted_turns,
@@ -607,6 +614,32 @@ def test_refusal_answer() -> None:
     assert events(steps)[-2]["choices"][0]["finish_reason"] == "stop"
 
 
+def test_recorded(tmp_path: Path) -> None:
+    path = tmp_path / "answer.sse"
+    first, second, last = b": hi\n\n", b"data: 1\r\ndata: 2\r\n\r\n", b"data: [DONE]\n"
+    path.write_bytes(first + second + last)
+    assert recorded(path) == [first, second, last]
+    assert recorded(str(path), pause=0.5) == [first, 0.5, second, 0.5, last]
+    pieces = recorded(path, piece=10)
+    assert {len(piece) for piece in pieces[:-1]} == {10}
+    assert b"".join(pieces) == path.read_bytes()
+    assert recorded(path, piece=16, pause=1)[1::2] == [1] * (len(path.read_bytes()) // 16)
+    path.write_bytes(b"")
+    assert recorded(path) == recorded(path, pause=1) == recorded(path, piece=3) == []
+    path.write_bytes(b"\n\n\n\ndata: 1\n")
+    assert b"".join(recorded(path)) == b"\n\n\n\ndata: 1\n"
+
+
+def test_faults_end_the_steps() -> None:
+    for fault, name in ((CUT, "cut"), (RESET, "reset"), (STALL, "hang")):
+        reply = Reply([b"a", [b"b", 0.5, fault]], b"c", fault, b"d")
+        assert reply.steps == [b"a", b"b", 0.5]
+        assert reply.short
+        assert (reply.hang, reply.reset) == (name == "hang", name == "reset")
+        assert repr(fault) == name.upper().replace("HANG", "STALL")
+    assert not Reply(b"a").short
+
+
 def test_every_split() -> None:
     assert list(every_split(b"ab")) == [(b"", b"ab"), (b"a", b"b"), (b"ab", b"")]
     assert list(every_split(b"")) == [(b"", b"")]
@@ -670,6 +703,28 @@ def test_scripted_error() -> None:
     assert next(iter(stream)) == svir.TextDelta("a")
     with pytest.raises(svir.Timeout, match="slow"):
         next(iter(stream))
+
+
+@pytest.mark.parametrize(("fault", "kind"), [(CUT, "truncated"), (RESET, "disconnected")])
+def test_scripted_faults(fault: Any, kind: str) -> None:
+    for steps in (["a", fault, "never"], [fault]):
+        with pytest.raises(svir.Error) as caught:
+            asked(scripted(*steps))
+        assert (caught.value.kind, caught.value.in_stream) == (kind, True)
+
+
+def test_scripted_stall_ends_with_close_or_a_deadline() -> None:
+    client = svir.Client("http://localhost:1", layers=[scripted("a", STALL)])
+    stream = client.stream(REQUEST)
+    assert next(stream) == svir.TextDelta("a")
+    timer = threading.Timer(0.02, stream.close)
+    timer.start()
+    with pytest.raises(svir.Cancelled):
+        next(stream)
+    timer.join()
+    limited = svir.Client("http://localhost:1", layers=[scripted(STALL)], total_timeout=0.02)
+    with pytest.raises(svir.Timeout):
+        limited.complete(REQUEST)
 
 
 def test_scripted_pause_ends_with_close() -> None:
@@ -752,6 +807,78 @@ def test_what_goes_wrong_is_told_apart(server: MockServer) -> None:
                 server.reply(*steps, **options)
             with pytest.raises(expected):
                 client.complete(REQUEST)
+
+
+def test_faults_inside_an_answer(server: MockServer) -> None:
+    faults: list[tuple[type[svir.Error], Any]] = [
+        (svir.Truncated, CUT),
+        (svir.Disconnected, RESET),
+        (svir.Timeout, STALL),
+        (svir.ProtocolError, GARBAGE),
+        (svir.ProtocolError, sse("no JSON")),
+    ]
+    with svir.Client(server.url, idle_timeout=0.5) as client:
+        for expected, fault in faults:
+            server.reply(text_answer("a", fault, "b"))
+            with pytest.raises(expected) as caught:
+                client.complete(REQUEST)
+            assert caught.value.partial is not None
+            assert caught.value.partial.text == "a", fault
+    server.reply(text_answer("a", GARBAGE, "b"))
+    with svir.Client(server.url, strict=False) as client:
+        assert client.complete(REQUEST).text == "ab"
+
+
+def test_a_recording_is_replayed(server: MockServer) -> None:
+    """Cut in pieces, slowly, and broken off, it is what the file holds."""
+    path = Path(__file__).parent / "recordings" / "llama-server" / "escapes.sse"
+    with svir.Client(server.url) as client:
+        server.reply(recorded(path))
+        whole = client.complete(REQUEST)
+        for piece in (1, 7, 1000):
+            server.reply(recorded(path, piece=piece))
+            assert client.complete(REQUEST) == whole
+        server.reply(recorded(path, piece=500, pause=0.001))
+        assert client.complete(REQUEST) == whole
+        server.reply(recorded(path)[:3], CUT)
+        with pytest.raises(svir.Truncated) as caught:
+            client.complete(REQUEST)
+    assert caught.value.partial is not None
+    assert whole.text.startswith(caught.value.partial.text)
+
+
+def test_the_fixture_for_pytest(tmp_path: Path) -> None:
+    conftest = 'pytest_plugins = ["svir_ext.pytest_plugin"]\n'
+    (tmp_path / "conftest.py").write_text(conftest)
+    (tmp_path / "test_it.py").write_text(
+        """if True:
+        import svir
+        from svir_ext.testing import text_answer
+
+        def test_answer(mock_server):
+            mock_server.reply(text_answer("Hel", "lo"))
+            with svir.Client(mock_server.url) as client:
+                assert client.complete(svir.Request("m", "hi")).text == "Hello"
+
+        def test_no_reply(mock_server):
+            with svir.Client(mock_server.url) as client:
+                try:
+                    client.complete(svir.Request("m", "hi"))
+                except svir.Unavailable:
+                    pass
+        """
+    )
+    root = str(Path(svir.__file__).parent)
+    ran = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path)],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": root, "PYTHONWARNINGS": "error"},
+        stdout=subprocess.PIPE,
+        timeout=60,
+    )
+    # The second test passes, and its fixture then tells of the request that had no reply.
+    assert b"2 passed, 1 error" in ran.stdout, ran.stdout.decode()
+    assert b"MockServer had no reply" in ran.stdout
 
 
 def test_a_cut_body_is_not_an_answer(server: MockServer) -> None:

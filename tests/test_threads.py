@@ -23,6 +23,7 @@ from harness import REQUEST
 from loopback import (
     Peer,
     Reader,
+    eventually,
     full_backlog,
     nothing_left,
     open_sockets,
@@ -31,12 +32,13 @@ from loopback import (
     run_python,
     settle,
 )
-from svir_ext.testing import MockServer, Reply, scripted, text_answer
+from svir_ext.testing import MockServer, scripted, text_answer
 
 WAKE = 0.5  # seconds; the rule is 0.05, which a busy machine cannot promise
 BIG = svir.Request("m", "x" * (32 << 20))
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="Linux only")
 MAIN = pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="no signals to a thread")
+STREAM_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n"
 OPEN_ANSWER = text_answer("a", finish_reason=None)[:-1]  # an event with text, and no end
 
 
@@ -70,8 +72,14 @@ class Stage:
             server.reply(*steps, **options)
         else:
             server.default(*steps, **options)
-        settings: dict[str, Any] = {"cafile": self.tls.cafile} if secure else {}
-        return self.client(server.url, **settings, **({"unix_socket": path} if unix else {}))
+        settings: dict[str, Any] = {"unix_socket": path} if unix else {}
+        if secure:
+            settings["ssl_context"] = self.context()
+        return self.client(server.url, **settings)
+
+    def context(self) -> ssl.SSLContext:
+        """Made beforehand: a client's own is made in its first call, which takes a while."""
+        return ssl.create_default_context(cafile=self.tls.cafile)
 
     def peer(self, talk: Callable[[Any], object]) -> Peer:
         return self.stack.enter_context(Peer(talk))
@@ -98,7 +106,7 @@ def stuck_tls_upload(stage: Stage) -> Any:
 
 PHASES: dict[str, Callable[[Stage], svir.Client]] = {
     "connecting": lambda s: s.client(s.stack.enter_context(full_backlog())),
-    "tls-handshake": lambda s: s.client(s.peer(silent).tls_url),
+    "tls-handshake": lambda s: s.client(s.peer(silent).tls_url, ssl_context=s.context()),
     "connect-by-proxy": lambda s: s.client("https://host.example", proxy=s.peer(silent).url),
     "upload": lambda s: s.mock(raw=True, hang=True, read_body=False),
     "tls-upload": stuck_tls_upload,
@@ -111,9 +119,7 @@ PHASES: dict[str, Callable[[Stage], svir.Client]] = {
     "between-events": lambda s: s.mock(OPEN_ANSWER, hang=True),
     "between-events-tls": lambda s: s.mock(OPEN_ANSWER, hang=True, secure=True),
     "inside-a-chunk-size": lambda s: s.mock(
-        b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n1",
-        raw=True,
-        hang=True,
+        STREAM_HEAD + b"Transfer-Encoding: chunked\r\n\r\n1", raw=True, hang=True
     ),
     "asleep-in-a-layer": lambda s: s.client("http://127.0.0.1:1", layers=[asleep]),
 }
@@ -305,6 +311,50 @@ def test_a_close_met_by_a_read(server: MockServer) -> None:
     assert closer.error is None
 
 
+class WrapsLate:
+    """An ssl_context that runs `act` around its work: what else happens at that moment."""
+
+    def __init__(self, context: ssl.SSLContext, act: Callable[[], object], when: str) -> None:
+        self.context, self.act, self.when = context, act, when
+
+    def wrap_socket(self, sock: socket.socket, **options: Any) -> ssl.SSLSocket:
+        if self.when == "before":
+            self.act()
+        wrapped = self.context.wrap_socket(sock, **options)
+        if self.when == "after":
+            self.act()
+        return wrapped
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("proxied", [False, True])
+def test_close_while_the_socket_is_wrapped(tls: Any, when: str, proxied: bool) -> None:
+    """Neither socket is known to svir at that moment: the close counts all the same."""
+
+    def talk(conn: Any) -> None:
+        if proxied:
+            read_head(conn)
+            conn.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
+        silent(conn)
+
+    context: Any = WrapsLate(
+        ssl.create_default_context(cafile=tls.cafile),
+        lambda: Reader(stream.close).join(),
+        when,
+    )
+    with Peer(talk) as peer:
+        client = svir.Client(
+            "https://localhost" if proxied else peer.tls_url,
+            proxy=peer.url if proxied else None,
+            ssl_context=context,
+            connect_timeout=30.0,
+        )
+        stream = client.stream(REQUEST)
+        reader = Reader(stream.result)
+        assert reader.join(5), "close() did not wake the reader"
+        assert isinstance(reader.error, svir.Cancelled)
+
+
 # -- Layers in the way ----------------------------------------------------------------------------
 
 
@@ -457,35 +507,36 @@ def test_an_interrupt_leaves_no_socket(phase: str, in_phase: Any) -> None:
         next(stream)
 
 
-class LineCloser:
-    """Reads a stream in a thread, and closes it there before the n-th line that svir runs.
+class AtLine:
+    """Runs `read()` in a thread, and `act()` there before the n-th line that svir runs.
 
-    That is what a signal handler can do. `reached` tells where, once there were that many lines.
+    That is what a signal handler can do, or the collector. `reached` tells where it was, once
+    there were that many lines.
     """
 
     FILES = (svir.__file__, threading.__file__)
 
-    def __init__(self, stream: svir.Stream, line: int) -> None:
-        self.stream, self.left, self.reached = stream, line, ""
-        self.reader = Reader(self.read)
+    def __init__(self, line: int, read: Callable[[], Any], act: Callable[[], object]) -> None:
+        self._left, self._read, self._act, self.reached = line, read, act, ""
+        self.reader = Reader(self._traced)
 
-    def read(self) -> Any:
+    def _traced(self) -> Any:
         before = sys.gettrace()
-        sys.settrace(self.trace)
+        sys.settrace(self._trace)
         try:
-            return self.stream.result()
+            return self._read()
         finally:
             sys.settrace(before)
 
-    def trace(self, frame: Any, event: str, arg: Any) -> Any:
+    def _trace(self, frame: Any, event: str, arg: Any) -> Any:
         if self.reached or frame.f_code.co_filename not in self.FILES:
             return None
         if event == "line":
-            self.left -= 1
-            if self.left == 0:
+            self._left -= 1
+            if self._left == 0:
                 self.reached = f"{frame.f_code.co_name}, line {frame.f_lineno}"
-                self.stream.close()
-        return self.trace
+                self._act()
+        return self._trace
 
 
 SHORT = [
@@ -499,13 +550,14 @@ def test_a_close_between_any_two_lines(phase: str, in_phase: Any) -> None:
     """A handler may come at any moment of the reading thread: no close is lost, none deadlocks."""
     asked = in_phase(phase)
     for line in range(1, 5000):
-        closer = LineCloser(asked.stream(), line)
-        if not closer.reader.join(0.5):
-            assert not closer.reached, f"a close was lost before {closer.reached}"
-            closer.stream.close()  # it blocks: that was the last line
-            assert closer.reader.join()
+        stream = asked.stream()
+        at = AtLine(line, stream.result, stream.close)
+        if not at.reader.join(0.5):
+            assert not at.reached, f"the close before {at.reached} was lost"
+            stream.close()  # it blocks: that was the last line
+            assert at.reader.join()
             break
-        assert isinstance(closer.reader.error, svir.Cancelled), closer.reached
+        assert isinstance(at.reader.error, svir.Cancelled), at.reached
     assert line > 20
 
 
@@ -790,7 +842,322 @@ def test_where_threads_cannot_be_daemons(monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.mark.skipif(sys.version_info < (3, 13), reason="3.12 and before crash or have no threads")
 def test_in_a_sub_interpreter() -> None:
+    code = """
+import svir
+from svir_ext.testing import scripted
+client = svir.Client("http://127.0.0.1:1", layers=[scripted("a", "b")])
+work = svir.Background(client.stream(svir.Request("m", "Hi")))
+print(work.result().text, work.join(10), flush=True)
+"""
     printed = run_python(
-        """
-import _interpreters
-code = 
+        "import _interpreters, sys; inside = _interpreters.create();"
+        " failed = _interpreters.exec(inside, sys.argv[1]); assert failed is None, failed;"
+        " _interpreters.destroy(inside)",
+        code,
+    )
+    assert printed.split() == ["ab", "True"]
+
+
+# -- Let go ---------------------------------------------------------------------------------------
+
+
+def half_read(client: svir.Client, how: str) -> Any:
+    if how == "send":
+        raw = client.send(REQUEST).__enter__()
+        next(raw)
+        return raw
+    stream = client.stream(REQUEST)
+    if how == "text":
+        texts = stream.text()
+        next(texts)
+        return texts
+    next(stream)
+    if how == "stream":
+        return stream
+    cycle: list[Any] = [stream]
+    cycle.append(cycle)
+    return cycle
+
+
+@pytest.mark.parametrize("how", ["stream", "text", "send", "cycle"])
+def test_a_half_read_stream_that_is_dropped_closes_its_socket(
+    server: MockServer, how: str
+) -> None:
+    server.default(OPEN_ANSWER, hang=True)
+    opened = half_read(svir.Client(server.url), how)
+    assert server.open_connections == 1
+    del opened
+    if how == "cycle" or not hasattr(sys, "getrefcount"):
+        gc.collect()
+    server.wait_until(lambda: server.open_connections == 0)
+
+
+def test_a_client_that_is_dropped_closes_its_idle_connections(server: MockServer) -> None:
+    server.default(text_answer("a"))
+    client = svir.Client(server.url)
+    client.complete(REQUEST)
+    assert server.open_connections == 1
+    del client
+    if not hasattr(sys, "getrefcount"):
+        gc.collect()
+    server.wait_until(lambda: server.open_connections == 0)
+
+
+def test_a_stream_collected_at_any_line_of_another_call(server: MockServer) -> None:
+    """The collector runs anywhere, inside the pool too, and may put a connection there."""
+    server.default(b"".join(text_answer("a", "b")))
+    for line in range(1, 5000):
+        with svir.Client(server.url) as client:
+            client.complete(REQUEST)  # a connection to take from the pool
+            held = [client.stream(REQUEST)]
+            next(held[0])  # a whole answer was received: its connection goes to the pool
+            at = AtLine(line, lambda: client.complete(REQUEST), held.clear)
+            assert at.reader.join(5), f"a deadlock before {at.reached}"
+            assert at.reader.error is None, at.reached
+            assert at.reader.value.text == "ab"
+            if not at.reached:
+                break
+    assert line > 100
+
+
+# -- Forks ----------------------------------------------------------------------------------------
+
+FORKS = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+
+FORK = """
+import gc, os, sys
+import svir
+
+url, what = sys.argv[1:]
+request = svir.Request("m", "Hi")
+client = svir.Client(url)
+
+
+def fork(act):
+    sys.stdout.flush()
+    child = os.fork()
+    if not child:
+        act()
+        sys.stdout.flush()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+"""
+
+FORK_POOLED = (
+    FORK
+    + """
+def act():
+    global client
+    if what == "ask":
+        print("child", client.complete(request).text, client.complete(request).text)
+    elif what == "close":
+        client.close()
+    elif what == "drop":
+        del client
+        gc.collect()
+
+print("parent", client.complete(request).text)
+if what == "exit":
+    sys.stdout.flush()
+    child = os.fork()
+    if not child:
+        sys.exit()
+    os.waitpid(child, 0)
+else:
+    fork(act)
+print("parent", client.complete(request).text)
+"""
+)
+
+
+@FORKS
+@pytest.mark.parametrize("what", ["ask", "close", "drop", "exit"])
+def test_a_fork_leaves_the_pool_to_the_parent(server: MockServer, what: str) -> None:
+    server.default(text_answer("a", "b"))
+    printed = run_python(FORK_POOLED, server.url, what)
+    asked = ["child ab ab"] if what == "ask" else []
+    assert printed.splitlines() == ["parent ab", *asked, "parent ab"]
+    used = [request.connection for request in server.requests]
+    assert used == ([1, 2, 2, 1] if asked else [1, 1]), "each process has its own connections"
+
+
+FORK_HALF_READ = (
+    FORK
+    + """
+def act():
+    global stream
+    if what == "close":
+        stream.close()
+    elif what == "drop":
+        del stream
+        gc.collect()
+    elif what == "ask":
+        print("child", [model.id for model in client.list_models()])
+
+stream = client.stream(request)
+first = next(stream)
+client.list_models()  # the server answers when the rest has been sent
+fork(act)
+print("parent", first.text, stream.result().text)
+print("parent", [model.id for model in client.list_models()])
+"""
+)
+
+
+@FORKS
+@pytest.mark.parametrize("what", ["nothing", "close", "drop", "ask"])
+def test_a_fork_leaves_a_half_read_stream_to_the_parent(what: str) -> None:
+    """What the child does with its copy neither ends the parent's answer nor takes from it."""
+    go_on, sent = threading.Event(), threading.Event()
+    role, first, *rest = (
+        b"%x\r\n%b\r\n" % (len(part), part) for part in text_answer("a", "b", "c")
+    )
+
+    def talk(conn: Any) -> None:
+        while True:
+            if read_head(conn).startswith(b"GET"):
+                go_on.set()
+                sent.wait(10)
+                conn.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 22\r\n\r\n")
+                conn.sendall(b'{"data":[{"id": "m"}]}')
+                continue
+            while not conn.recv(65536).endswith(b"}"):
+                pass
+            conn.sendall(STREAM_HEAD + b"Transfer-Encoding: chunked\r\n\r\n" + role + first)
+            go_on.wait(10)
+            conn.sendall(b"".join(rest) + b"0\r\n\r\n")
+            sent.set()
+
+    with Peer(talk) as peer:
+        printed = run_python(FORK_HALF_READ, peer.url, what)
+    asked = ["child ['m']"] if what == "ask" else []
+    assert printed.splitlines() == [*asked, "parent a abc", "parent ['m']"]
+
+
+# -- The exit -------------------------------------------------------------------------------------
+
+EXIT = """
+import sys, threading, time
+import svir
+
+url, what = sys.argv[1:]
+request = svir.Request("m", "Hi")
+client = svir.Client(url)
+if what == "stream":
+    stream = client.stream(request)
+    next(stream)
+elif what == "text":
+    text = client.stream(request).text()
+    next(text)
+elif what == "raw":
+    raw = client.send(request).__enter__()
+    next(raw)
+elif what == "layers":
+    def layer(request, call):
+        with call.deadline(60, "late"):
+            yield from call(request)
+    stream = svir.Client(url, layers=[layer, layer], total_timeout=60).stream(request)
+    next(stream)
+elif what == "pool":
+    client.list_models()
+elif what == "background":
+    works = [svir.Background(client.stream(request)) for _ in range(5)]
+    while not works[0].poll():
+        time.sleep(0.001)
+elif what == "connecting":
+    work = svir.Background(client.stream(request))
+elif what == "exit":
+    stream = client.stream(request)
+    next(stream)
+    work = svir.Background(client.stream(request))
+    sys.exit()
+print("end")
+"""
+
+
+@pytest.mark.parametrize("what", ["stream", "text", "raw", "layers", "pool", "background", "exit"])
+def test_the_interpreter_exits(server: MockServer, what: str) -> None:
+    """With streams half read and readers blocked: at once, and without a word."""
+    server.default(OPEN_ANSWER, hang=True)
+    printed = run_python(EXIT, server.url, what)
+    assert printed.split() == ([] if what == "exit" else ["end"])
+
+
+@LINUX
+def test_the_interpreter_exits_while_a_thread_connects() -> None:
+    with full_backlog() as url:
+        assert run_python(EXIT, url, "connecting").split() == ["end"]
+
+
+# -- Other backends -------------------------------------------------------------------------------
+
+
+class Waits:
+    """A backend whose answer, after its first bytes, waits until it is aborted."""
+
+    def __init__(self, *aborts: Callable[[], object]) -> None:
+        self.aborts, self.aborted = aborts, threading.Event()
+        self.status, self.headers = 200, {"Content-Type": "text/event-stream"}
+        self.parts, self.closed = list(OPEN_ANSWER), 0
+
+    def send(self, request: svir.HttpRequest) -> svir.HttpResponse:
+        for abort in self.aborts:
+            request.on_cancel(abort)
+        request.on_cancel(self.aborted.set)
+        return self
+
+    def read(self, size: int, timeout: float | None) -> bytes:
+        if self.parts:
+            return self.parts.pop(0)
+        assert self.aborted.wait(10)
+        return b""
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+def test_the_aborts_of_a_backend_run_once_and_may_fail() -> None:
+    calls: list[str] = []
+
+    def fails() -> None:
+        calls.append("fails")
+        raise OSError("it does not work")
+
+    backend = Waits(lambda: calls.append("first"), fails)
+    stream = svir.Client("http://127.0.0.1:1", backend=backend).stream(REQUEST)
+    reader = Reader(stream.result)
+    settle(reader.thread)
+    stream.close()
+    stream.close()
+    assert reader.join()
+    assert isinstance(reader.error, svir.Cancelled)
+    assert sorted(calls) == ["fails", "first"]
+    assert backend.closed == 1
+
+
+def test_no_abort_runs_after_a_normal_end() -> None:
+    calls: list[str] = []
+    backend = Waits(lambda: calls.append("abort"))
+    backend.parts = text_answer("a")
+    stream = svir.Client("http://127.0.0.1:1", backend=backend).stream(REQUEST)
+    assert stream.result().text == "a"
+    stream.close()
+    assert (calls, backend.closed) == ([], 1)
+
+
+def test_an_abort_that_comes_too_late_runs_at_once() -> None:
+    """The stream was closed while the backend was connecting: it is told as soon as it asks."""
+    backend = Waits()
+
+    class Late:
+        def send(self, request: svir.HttpRequest) -> svir.HttpResponse:
+            stream.close()
+            with pytest.raises(svir.Cancelled):
+                request.check()
+            return backend.send(request)
+
+    stream = svir.Client("http://127.0.0.1:1", backend=Late()).stream(REQUEST)
+    with pytest.raises(svir.Cancelled):
+        stream.result()
+    assert backend.aborted.is_set()
+    assert backend.closed == 1

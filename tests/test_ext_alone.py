@@ -1,0 +1,64 @@
+"""Each block with only svir.py beside it: no site-packages, warnings are errors."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# What a person may do with the one file, in a few lines.
+SCRIPTS = {
+    "layers": """
+def answer(request, call):
+    yield svir.Completed(svir.Completion("ok", finish_reason="stop"))
+layers = [
+    ext.trace(), ext.timeout(first_token=9, idle=9, total=9), ext.at_most(1), ext.retry(2),
+    ext.fallback(svir.Client("http://localhost:2")), answer,
+]
+client = svir.Client("http://localhost:1", layers=layers)
+assert client.complete(svir.Request("m", "hi")).text == "ok"
+""",
+    "loop": """
+def answer(request, call):
+    yield svir.Completed(svir.Completion("ok", finish_reason="stop"))
+class Box:
+    def __iter__(self):
+        return iter(())
+    def call(self, call):
+        raise AssertionError
+client = svir.Client("http://localhost:1", layers=[answer])
+assert ext.run(client, svir.Request("m", "hi"), Box(), max_rounds=1).result().text == "ok"
+""",
+    "models": """
+assert [model.id for model in ext.chat_models([svir.Model("a"), svir.Model("bge-m3")])] == ["a"]
+""",
+    "dialects": """
+svir.Client("http://localhost:1", accept=ext.PERPLEXITY)
+""",
+    "testing": """
+with ext.MockServer() as server, svir.Client(server.url) as client:
+    server.reply(ext.text_answer("o", "k"))
+    assert client.complete(svir.Request("m", "hi")).text == "ok"
+""",
+}
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_block_alone(name: str, tmp_path: Path) -> None:
+    shutil.copy(ROOT / "svir.py", tmp_path)
+    package = tmp_path / "svir_ext"
+    package.mkdir()
+    shutil.copy(ROOT / "svir_ext" / f"{name}.py", package)
+    code = (
+        "import sys\nsys.path.insert(0, sys.argv[1])\n"
+        f"import svir\nimport svir_ext.{name} as ext\n{SCRIPTS[name]}"
+        "assert not any('site-packages' in path for path in sys.path)\n"
+    )
+    command = [sys.executable, "-I", "-S", "-X", "dev", "-W", "error", "-c", code, str(tmp_path)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=30)
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
