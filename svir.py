@@ -1143,6 +1143,7 @@ class Secret:
     def from_env(cls, name: str) -> Secret:
         """The key in an environment variable. Raises ``ConfigError`` when it is not set."""
         if not isinstance(name, str) or not re.match(r"[A-Za-z_][A-Za-z0-9_]*\Z", name):
+            del name  # it may be the key
             raise ConfigError("Secret.from_env takes the NAME of an environment variable")
         if name not in os.environ:
             raise ConfigError(f"the environment variable {name} is not set")
@@ -1184,6 +1185,9 @@ class Secret:
             )
         return self.reveal()
 
+    def _unpicklable(self, what: str) -> str:
+        return f"{what} is not pickled as it is: use Secret.from_env(...) or Secret.from_file(...)"
+
     def __repr__(self) -> str:
         origin = self._origin
         return "Secret(***)" if origin is None else f"Secret.from_{origin[0]}({origin[1]!r})"
@@ -1206,7 +1210,7 @@ class Secret:
     def __reduce__(self) -> tuple[Any, ...]:
         origin = self._origin
         if origin is None:
-            raise TypeError("a literal key is not pickled: use Secret.from_env or from_file")
+            raise TypeError(self._unpicklable("a key"))
         return (Secret.from_env if origin[0] == "env" else Secret.from_file), (origin[1],)
 
 
@@ -1241,7 +1245,7 @@ def _secret(value: Any, what: str) -> Secret:
 
 def _tells_too_much(url: Any) -> bool:
     """Whether a base URL has a password, or a query, where some services want the key."""
-    shape = r"[^?#]*[?#]|(?:[A-Za-z0-9+.-]+:/*)?[^/?#]*@"
+    shape = r"[^?#]*[?#]|(?:[A-Za-z0-9+.-]+:)?/*[^/?#]*@"
     return isinstance(url, str) and re.match(shape, url.strip()) is not None
 
 
@@ -3365,8 +3369,9 @@ class HttpBackend:
         return "HttpBackend()"
 
     def __del__(self) -> None:
-        if hasattr(self, "_pool"):
-            self._pool.close()
+        # Not the pool's close(): at the end of the interpreter this module's names are gone.
+        for connection in getattr(getattr(self, "_pool", None), "idle", ()):
+            connection.sock.close()
 
     def close(self) -> None:
         """Close the idle connections."""
@@ -3387,6 +3392,7 @@ class HttpBackend:
             raise
 
     def _connect(self, where: _Address, request: HttpRequest) -> _Connection:
+        context = self._context(_import_ssl()) if where.tls else None
         end = _after(request.connect_timeout)
         if self._unix_socket is not None:
             sock = _connect_unix(self._unix_socket, end)
@@ -3402,9 +3408,12 @@ class HttpBackend:
             request.on_cancel(lambda: _shutdown(sock))
             if where.tls and self._proxy is not None:
                 self._proxy.tunnel(sock, where, end)
-            if where.tls:
-                sock = self._wrap(sock, where)
-                request.check()  # while it was wrapped, nobody could wake it
+            if context is not None:
+                # Wrapping moves the descriptor, and must not meet a socket that was shut down.
+                request.release()
+                sock = _wrap(context, sock, where)
+                request.on_cancel(lambda: _shutdown(sock))
+                request.check()
                 self._shake_hands(sock, where, end)
             request.check()
         except BaseException:
@@ -3438,17 +3447,6 @@ class HttpBackend:
         lines = [f"{request.method} {target} HTTP/1.1"]
         lines += [f"{name}: {value}" for name, value in headers.items()]
         return _Hidden("\r\n".join([*lines, "", ""]).encode("latin-1"))
-
-    def _wrap(self, sock: socket.socket, where: _Address) -> socket.socket:
-        context = self._context(_import_ssl())
-        try:
-            # The handshake comes later: close() can only wake a socket that is known by then.
-            return context.wrap_socket(
-                sock, server_hostname=where.host, do_handshake_on_connect=False
-            )
-        except (OSError, ValueError) as error:
-            failed = f"TLS with {where.host} is not possible: {error}"
-        raise ConnectError(failed, unsent=True)
 
     def _shake_hands(self, sock: Any, where: _Address, end: float | None) -> None:
         ssl = _import_ssl()
@@ -3493,6 +3491,15 @@ class HttpBackend:
         paths = ssl.get_default_verify_paths()
         tried = [paths.cafile or paths.openssl_cafile, paths.capath or paths.openssl_capath]
         return ", ".join(str(path) for path in (*tried, _certifi(), self._cafile) if path)
+
+
+def _wrap(context: Any, sock: socket.socket, where: _Address) -> socket.socket:
+    try:
+        # The handshake comes later: close() can only wake a socket that is known by then.
+        return context.wrap_socket(sock, server_hostname=where.host, do_handshake_on_connect=False)
+    except (OSError, ValueError) as error:
+        failed = f"TLS with {where.host} is not possible: {error}"
+    raise ConnectError(failed, unsent=True)
 
 
 def _certifi() -> str | None:
@@ -4784,7 +4791,7 @@ class Client:
         idle_timeout: float | None = 300.0,
         total_timeout: float | None = None,
         # The connection
-        proxy: str | None = None,
+        proxy: str | Secret | None = None,
         cafile: FilePath | None = None,
         ssl_context: ssl.SSLContext | None = None,
         unix_socket: FilePath | None = None,
@@ -4902,7 +4909,8 @@ class Client:
         return self._base_url
 
     def __repr__(self) -> str:
-        return f"Client({self._base_url!r})"
+        # A traceback with locals may show a client whose constructor has just failed.
+        return f"Client({getattr(self, '_base_url', '...')!r})"
 
     # How a call runs
 
@@ -5055,11 +5063,13 @@ class Client:
         return _ErrorsSay(self._where(method, path))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # A Secret refuses to be pickled when that would write a key out.
-        return _call_with, (
-            type(self),
-            {**self._given, "base_url": self._base_url, "exact_url": True},
-        )
+        secrets = {"the proxy's URL": self._given["proxy"], "api_key": self._given["api_key"]}
+        secrets.update((f"the header {name}", secret) for name, secret in self._headers.items())
+        for what, secret in secrets.items():
+            if isinstance(secret, Secret) and secret._origin is None:
+                raise TypeError(secret._unpicklable(what))
+        options = {**self._given, "base_url": self._base_url, "exact_url": True}
+        return _call_with, (type(self), options)
 
 
 def _listing(exchange: _Exchange) -> Any:

@@ -24,7 +24,8 @@ WORDS = [
 RAW = [
     b"a\tb", b"\x00", b"\x7f", b"a\xffb", b"\xc3", b'a"b', b"a\\qb", b"a\\", b"a\\u0041b",
     b"a\\ud83d", b"\\ud83d\\ude00", b"\\/", b'a","x":"b', b'","content":"b', b"\xe2\x80\xa8",
-    b"\\u00e", b"\xc2\x85", b"a\r", b'x"}}]}\n\ndata: {"error":"y', b'x"}}]}\ndata: {"choices":[{"y":"z',
+    b"\\u00e", b"\xc2\x85", b"a\r", b'x"}}]}\n\ndata: {"error":"y',
+    b'x"}}]}\ndata: {"choices":[{"y":"z',
 ]  # fmt: skip
 MARK = "QXQ"
 PLAIN = [word for word in WORDS if word.isalpha()]
@@ -59,6 +60,7 @@ COMMON: list[Shape] = [
     lambda word: piece(1, word, type="function"),
     lambda word: of({"content": word}, note='"content":"no"', service_tier="s"),
     lambda word: of({"content": word}, error=None, content_filter_results={}),
+    lambda word: of({"content": word}, tier=len(word) % 2),
     lambda word: of({"content": word}, index=1),
     lambda word: piece(0, word, id="k1", extra_content={"a": 1}),
     lambda word: f'{{"choices":[{{"delta":{{"content":{json.dumps(word)},"content":"b"}}}}]}}',
@@ -181,6 +183,35 @@ def check(
         assert harness.decode(pieces, **mode).key() == wanted.key(), (mode, pieces)
         answers += wanted.error is None
     return answers
+
+
+LATER = of({"tool_calls": [{"index": 0, "id": "k9", "function": {"name": "now"}}]})
+BY_HAND: dict[str, list[Any]] = {
+    "an index that a second call reuses": [
+        *[*CALLS[:2], *[piece(0, "1")] * 6, LATER, *[piece(0, "2")] * 6],
+        of({}, finish_reason="tool_calls"),
+    ],
+    "a refusal after thoughts, then content": [
+        *[of({"content": word}) for word in ["<think>", "a", "b", "c", "</think>"]],
+        *[of({"refusal": "no"}), of({"content": "d"}), of({}, finish_reason="stop")],
+    ],
+    "a field that is kept, and goes back and forth": [
+        *[of({"content": "a"}, tier=1)] * 6,
+        *[of({"content": "a"}, tier=2)] * 6,
+        *[of({"content": "a"}, tier=1)] * 2,
+        of({}, finish_reason="stop"),
+    ],
+    "a field that is kept, and is gone": [
+        *[of({"content": "a"}, tier=1), of({"content": "b"})] * 6,
+        of({}, finish_reason="stop"),
+    ],
+}
+
+
+@pytest.mark.parametrize("name", BY_HAND)
+def test_streams_made_by_hand(name: str) -> None:
+    dice = random.Random(name)
+    check([START, *BY_HAND[name], b"data: [DONE]\n\n"], Writer(dice), dice)
 
 
 @pytest.mark.parametrize("seed", range(40))

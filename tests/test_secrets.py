@@ -220,7 +220,7 @@ def test_a_bad_key_from_outside(
 BAD_KEY_FILES = [KEY.encode() * 10_000, b"\xff" + KEY.encode(), KEY.encode("utf-16"), b"", b" \n"]
 
 
-@pytest.mark.parametrize("data", BAD_KEY_FILES)
+@pytest.mark.parametrize("data", BAD_KEY_FILES, ids=["long", "no UTF-8", "UTF-16", "empty", "blank"])
 def test_a_bad_key_file(data: bytes, tmp_path: pathlib.Path) -> None:
     path = tmp_path / "key.txt"
     path.write_bytes(data)
