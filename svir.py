@@ -78,8 +78,8 @@ __all__ = [
     "ContextOverflow", "Disconnected", "Error", "LimitExceeded", "ProtocolError", "RateLimited",
     "ServerError", "Timeout", "Truncated", "Unauthorized", "Unavailable", "Unsupported",
     # 2. Types
-    "Assistant", "Completed", "Completion", "Event", "FinishReason", "Image", "JsonSchema",
-    "Limits", "Message", "Model", "NamedTool", "Part", "Reasoning", "ReasoningDelta",
+    "Assistant", "Completed", "Completion", "Event", "FilePath", "FinishReason", "Image",
+    "JsonSchema", "Limits", "Message", "Model", "NamedTool", "Part", "Reasoning", "ReasoningDelta",
     "ReasoningEffort", "Request", "ResponseFormat", "Secret", "TextDelta", "TextFile", "Timing",
     "Tool", "ToolCall", "ToolCallDelta", "ToolChoice", "ToolResult", "Usage", "User",
     "event_from_dict", "message_from_dict",
@@ -381,7 +381,7 @@ def _compact_json(value: Any) -> str:
 FinishReason = Literal["stop", "tool_calls", "length", "content_filter", "refusal"]
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 FilePath = Union[str, "os.PathLike[str]"]
-Count = int  # not negative
+_Count = int  # not negative
 _set = object.__setattr__
 
 
@@ -539,10 +539,20 @@ def _check(value: Any, kinds: type | tuple[type, ...], what: str) -> Any:
     kinds = kinds if isinstance(kinds, tuple) else (kinds,)
     if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
         wanted = " or ".join("None" if kind is type(None) else kind.__name__ for kind in kinds)
-        raise ConfigError(f"{what} must be {wanted}, not {type(value).__name__}")
+        hint = _HINTS.get(what.partition("[")[0], "")
+        raise ConfigError(f"{what} must be {wanted}, not {type(value).__name__}{hint}")
     return value
 
 
+_HINTS = {  # for what a person would try first
+    "Request.messages": ': svir.User("...") says something, and an answer is completion.message',
+    "Request.tools": ": svir_ext.tools.Tools(function) makes them from functions",
+    "User.parts": ": pass the parts one by one, User(*parts)",
+    "Image.path": ": bytes are data=...",
+    "ToolResult.content": ": json.dumps(...) it",
+    "the request": ': svir.Request("model", "text") makes one',
+    "the stream of a Background": ": client.stream(request) makes one",
+}
 _OPTIONAL = re.compile(r"(.*) \| None\Z")
 _SEQUENCE = re.compile(r"Sequence\[(.*)\]\Z")
 
@@ -566,7 +576,7 @@ def _checked(value: Any, kind: str, what: str) -> Any:
     _check(value, _KINDS[kind], what)
     if isinstance(value, (int, float)) and not abs(value) < float("inf"):
         raise ConfigError(f"{what} must be finite")
-    if isinstance(value, int) and kind == "Count" and value < 0:
+    if isinstance(value, int) and kind == "_Count" and value < 0:
         raise ConfigError(f"{what} must not be negative")
     if isinstance(value, dict):
         return _copied(value, what, 0)
@@ -586,9 +596,10 @@ def _copied(value: Any, what: str, depth: int) -> Any:
     return value
 
 
-def _choice(value: Any, choices: Sequence[str], what: str) -> Any:
+def _choice(value: Any, choices: Sequence[str], what: str, told: Sequence[str] = ()) -> Any:
     if not isinstance(value, str) or value not in choices:
-        raise ConfigError(f"{what} must be one of {', '.join(choices)}, not {_shown(value)}")
+        told = ", ".join(told or choices)
+        raise ConfigError(f"{what} must be one of {told}, not {_shown(value)}")
     return value
 
 
@@ -628,6 +639,8 @@ class Image(_Value):
     def _validate(self) -> None:
         if (self.path is None) == (self.data is None):
             raise ConfigError("an Image takes a path or data=, and not both")
+        if re.match(r"[A-Za-z][A-Za-z0-9+.-]+://|data:", os.fsdecode(self.path or "")):
+            raise ConfigError("svir sends files, not URLs: download the image and pass data=...")
         if not re.match(r"image/[A-Za-z0-9_.+-]+\Z", self.media_type or "image/any"):
             raise ConfigError('Image.media_type must be like "image/png"')
 
@@ -648,7 +661,7 @@ class TextFile(_Value):
     _tag = {"type": "text_file"}
     path: FilePath
     text: str | None = None
-    escaped_len: Count | None = None
+    escaped_len: _Count | None = None
 
     @property
     def name(self) -> str:
@@ -845,7 +858,7 @@ class Request(_Value):
     tool_choice: ToolChoice = "auto"
     response_format: ResponseFormat = "text"
     reasoning_effort: ReasoningEffort | None = None
-    max_tokens: Count | None = None
+    max_tokens: _Count | None = None
     temperature: float | None = None
     top_p: float | None = None
     stop: Sequence[str] = ()
@@ -865,20 +878,21 @@ class Request(_Value):
         def replace(self, **changes: Unpack[_RequestFields]) -> Request: ...
     else:
 
-        def __init__(self, model, messages, **fields):
+        def __init__(self, model, messages, *more, **fields):
             if isinstance(messages, str):
                 messages = (User(messages),)
             elif isinstance(messages, (User, Assistant, ToolResult)):
                 messages = (messages,)
             if isinstance(fields.get("stop"), str):
                 fields["stop"] = (fields["stop"],)
-            super().__init__(model, messages, **fields)
+            super().__init__(model, messages, *more, **fields)
 
     def _validate(self) -> None:
         if not self.model:
             raise ConfigError("a Request needs a model: client.list_models() tells the names")
         if isinstance(self.tool_choice, str):
-            _choice(self.tool_choice, ("auto", "none", "required"), "tool_choice")
+            words = ("auto", "none", "required", "or NamedTool(name)")
+            _choice(self.tool_choice, words[:3], "tool_choice", words)
         if isinstance(self.response_format, str):
             _choice(self.response_format, ("text", "json_object"), "response_format")
         for key in self.extra:
@@ -890,10 +904,10 @@ class Usage(_Value):
     """Tokens, as the server counted them."""
 
     _positional = 4
-    prompt_tokens: Count
-    completion_tokens: Count
-    total_tokens: Count
-    reasoning_tokens: Count | None = None
+    prompt_tokens: _Count
+    completion_tokens: _Count
+    total_tokens: _Count
+    reasoning_tokens: _Count | None = None
 
 
 class Timing(_Value):
@@ -906,8 +920,8 @@ class Timing(_Value):
     _positional = 4
     first_token: float
     last_token: float
-    pieces: Count
-    tokens: Count
+    pieces: _Count
+    tokens: _Count
 
     @property
     def tokens_per_second(self) -> float | None:
@@ -1021,7 +1035,7 @@ class ToolCallDelta(_Value):
     _defaults = {"id": "", "name": "", "arguments": ""}
     _tag = {"type": "tool_call"}
     type: ClassVar[Literal["tool_call"]] = "tool_call"
-    index: Count
+    index: _Count
     id: str
     name: str
     arguments: str
@@ -1048,9 +1062,9 @@ class Limits(_Value):
     """What an answer may be at most: bytes in all, bytes of one event, tool calls (D32, S13)."""
 
     _positional = 0
-    wire_bytes: Count = 64 << 20
-    event_bytes: Count = 4 << 20
-    tool_calls: Count = 64
+    wire_bytes: _Count = 64 << 20
+    event_bytes: _Count = 4 << 20
+    tool_calls: _Count = 64
 
 
 class Model(_Value):
@@ -1096,7 +1110,7 @@ def _or_word(reader: Callable[[Any], Any]) -> Callable[[Any], Any]:
 _KINDS: dict[str, tuple[type, ...]] = {
     **{cls.__name__: (cls,) for cls in (str, bool, int, bytes, ToolCall, Reasoning, Tool)},
     **{cls.__name__: (cls,) for cls in (Usage, Timing, Completion)},
-    "Count": (int,),
+    "_Count": (int,),
     "float": (int, float),
     "dict[str, Any]": (dict,),
     "Part": (str, Image, TextFile),
@@ -1176,14 +1190,16 @@ class Secret:
 
     def _header(self, source: str) -> str:
         """The key, fit for a header. Raises ``ConfigError``, which names where it came from."""
-        if not self.reveal():
-            raise ConfigError(f"{source} is empty")
-        if not re.match(r"[!-~](?:[ -~]*[!-~])?\Z", self.reveal()):
+        if not self._value:
+            raise ConfigError(f"{source} is empty: None is no key")
+        if self._value[:7].lower() == "bearer ":
+            raise ConfigError(f'{source} is to be the key alone, without "Bearer "')
+        if not re.match(r"[!-~]+\Z", self._value):
             raise ConfigError(
-                f"{source} has a character a header cannot carry"
-                " (a line break, a blank at an edge, or one that is not ASCII)"
+                f"{source} has a character that no key has: a blank, a line break, or one that is"
+                " not ASCII"
             )
-        return self.reveal()
+        return self._value
 
     def _unpicklable(self, what: str) -> str:
         return f"{what} is not pickled as it is: use Secret.from_env(...) or Secret.from_file(...)"
@@ -1402,7 +1418,9 @@ class Body:
     It can be iterated again. Raises ``AttachmentError`` when a file is not what was measured.
     """
 
-    def __init__(self, parts: Sequence[bytes | _FilePart], images: tuple[int, int]) -> None:
+    def __init__(
+        self, parts: Sequence[bytes | _FilePart], images: tuple[int, int] = (0, 0)
+    ) -> None:
         self._parts = parts
         self._images = images  # how many, and their bytes of base64
         self.length: int = sum(len(p) if isinstance(p, bytes) else p.length for p in parts)
@@ -1547,7 +1565,7 @@ def encode(request: Request) -> Body:
     Usage is asked for only when ``request.include_usage`` is True. Raises ``ConfigError``,
     ``AttachmentError`` and, for a requirement that cannot be met, ``Unsupported``.
     """
-    return _encode_chat(request, frozenset(), "")
+    return _encode_chat(_check(request, Request, "the request"), frozenset(), "")
 
 
 # What a server can be learned to refuse (D11, Q5); nothing was generated, so it is asked again.
@@ -2814,6 +2832,7 @@ class Decoder:
 
     def feed(self, data: bytes | bytearray | memoryview) -> Iterator[Event]:
         """Store bytes at once; the iterator reads them, and raises after the events before."""
+        _check(data, (bytes, bytearray, memoryview), "what is fed")
         self._queue.append((self._clock() - self._start, bytes(data)))
         return self._read()
 
@@ -3106,7 +3125,8 @@ class Decoder:
             raise ProtocolError("the server sent JSON that is neither a stream nor an answer")
         if not clean:
             raise Truncated("the answer was cut off")
-        self._answer.deviates("not-streamed", ProtocolError, "the server did not stream")
+        message = "the server did not stream (strict=False reads it)"
+        self._answer.deviates("not-streamed", ProtocolError, message)
         self._answer.whole_body(value)
 
 
@@ -3158,18 +3178,19 @@ class _Control:
         self.aborts: list[Callable[[], object]] = []
         self.deadlines: list[tuple[float, str]] = []  # when, and what to say
         self.idles: list[tuple[float, str]] = []  # seconds, and what to say
-        self.asleep = (
-            threading.Lock()
-        )  # held until cancelled; an Event would deadlock in a handler
+        self.running: list[Any] = []  # what the layers were given, from the outermost inwards
+        # Held until cancelled. An Event would deadlock in a signal handler.
+        self.asleep = threading.Lock()
         self.asleep.acquire()
 
     def cancel(self) -> None:
         with self.lock:
-            self.cancelled = True
-            try:
-                self.asleep.release()
-            except RuntimeError:  # cancelled before
-                pass
+            if not self.cancelled:
+                self.cancelled = True
+                try:
+                    self.asleep.release()
+                except RuntimeError:  # a signal handler was here between these lines
+                    pass
             # The reader takes its callbacks back before it closes its socket, and waits for this:
             # so none of them can meet a descriptor that is another connection's by now.
             self.wake()
@@ -3277,6 +3298,9 @@ class HttpRequest:
         return f"HttpRequest({self.method!r}, {_without_query(self.url)!r}, {self.headers!r})"
 
 
+_HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+\Z")
+
+
 class _Headers(Dict[str, str]):
     """Headers whose values show in no repr: any may be a credential (D38)."""
 
@@ -3293,9 +3317,15 @@ class HttpResponse(Protocol):
     """An answer as it arrives. ``headers`` has lower-case names."""
 
     @property
-    def status(self) -> int: ...
+    def status(self) -> int:
+        """The HTTP status, not a 1xx."""
+        ...
+
     @property
-    def headers(self) -> Mapping[str, str]: ...
+    def headers(self) -> Mapping[str, str]:
+        """By lower-case name."""
+        ...
+
     def read(self, size: int, timeout: float | None) -> bytes:
         """Bytes as soon as there are some; ``b""`` at the end of a whole body.
 
@@ -3303,7 +3333,9 @@ class HttpResponse(Protocol):
         """
         ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Give the connection up; called once, by the thread that reads."""
+        ...
 
 
 class Backend(Protocol):
@@ -3411,6 +3443,7 @@ class HttpBackend:
             if context is not None:
                 # Wrapping moves the descriptor, and must not meet a socket that was shut down.
                 request.release()
+                request.check()
                 sock = _wrap(context, sock, where)
                 request.on_cancel(lambda: _shutdown(sock))
                 request.check()
@@ -3436,7 +3469,7 @@ class HttpBackend:
 
     def _head(self, where: _Address, request: HttpRequest) -> _Hidden:
         target = where.target
-        headers = {"host": where.netloc, **request.headers}
+        headers = _Headers({"host": where.netloc, **request.headers})
         if request.body is not None:
             headers["content-length"] = str(request.body.length)
         if not self._keep_alive:
@@ -3444,9 +3477,15 @@ class HttpBackend:
         if self._proxy is not None and not where.tls:
             target = f"http://{where.netloc}{target}"
             headers.update(self._proxy.headers())
-        lines = [f"{request.method} {target} HTTP/1.1"]
-        lines += [f"{name}: {value}" for name, value in headers.items()]
-        return _Hidden("\r\n".join([*lines, "", ""]).encode("latin-1"))
+        for name in headers:  # no value in a local: see _Hidden
+            if not _HEADER_NAME.match(name):
+                raise ConfigError("the name of a header cannot be sent as it is")
+            if not re.match(r"[\t -~]*\Z", headers[name]):
+                raise ConfigError(f"the value of the header {name} cannot be sent as it is")
+        start = f"{request.method} {target} HTTP/1.1"
+        if not re.match(r"[A-Z]+ [!-~]+ HTTP/1.1\Z", start):
+            raise ConfigError("the method or the URL of a request cannot be sent as it is")
+        return _head_bytes(start, headers)
 
     def _shake_hands(self, sock: Any, where: _Address, end: float | None) -> None:
         ssl = _import_ssl()
@@ -3510,6 +3549,11 @@ def _certifi() -> str | None:
     return certifi.where()
 
 
+def _head_bytes(start: str, headers: Mapping[str, str]) -> _Hidden:
+    lines = [start, *(f"{name}: {value}" for name, value in headers.items()), "", ""]
+    return _Hidden("\r\n".join(lines).encode("ascii"))
+
+
 class _Hidden:
     """Bytes that hold a key: no traceback shows them."""
 
@@ -3528,10 +3572,10 @@ class _Address:
         self.netloc, slash, path = rest.partition("/")
         self.tls = scheme == "https"
         self.target = slash + path or "/"
-        host, _, port = self.netloc.rpartition(":")
-        if not host or port.endswith("]"):
-            host, port = self.netloc, ""
-        self.host = host.strip("[]")
+        match = re.match(r"\[?([!-~]+?)\]?(?::([0-9]{1,5}))?\Z", self.netloc)
+        if match is None or scheme not in ("http", "https"):
+            raise ConfigError("the URL of a request cannot be used as it is")
+        self.host, port = match.groups()
         self.port = int(port) if port else (443 if self.tls else 80)
         self.key = (self.tls, self.host, self.port)
 
@@ -3567,9 +3611,8 @@ class _Proxy:
 
     def connect_head(self, where: _Address) -> _Hidden:
         host = f"[{where.host}]" if ":" in where.host else where.host
-        lines = [f"CONNECT {host}:{where.port} HTTP/1.1", f"host: {host}:{where.port}"]
-        lines += [f"{name}: {value}" for name, value in self.headers().items()]
-        return _Hidden("\r\n".join([*lines, "", ""]).encode("latin-1"))
+        place = f"{host}:{where.port}"
+        return _head_bytes(f"CONNECT {place} HTTP/1.1", {"host": place, **self.headers()})
 
     def tunnel(self, sock: socket.socket, where: _Address, end: float | None) -> None:
         head = self.connect_head(where)
@@ -3761,6 +3804,8 @@ def _read_head(receiver: _Receiver, reader: Any, method: str) -> http.client.HTT
             failed = type(error).__name__ if isinstance(error, ConnectionError) else error
         finally:
             response.fp = None  # type: ignore[assignment]  # else its finalizer closes the reader
+        if "\x15\x03" in str(failed):  # an alert
+            raise ProtocolError("the server speaks TLS: is it an https server?")
         if receiver.ended:  # http.client takes the end of the input for the end of the headers
             raise Disconnected(
                 "the server closed the connection before the end of an answer's headers"
@@ -4111,17 +4156,34 @@ _KIND_BY_BODY = (400, 404, 413, 422, 429)
 
 
 class WireDecoder(Protocol):
-    """What a ``Wire`` reads an answer with; ``Decoder`` is one."""
+    """What a ``Wire`` reads an answer with; ``Decoder`` is one, and says what each member does."""
 
     @property
-    def completion(self) -> Completion | None: ...
+    def completion(self) -> Completion | None:
+        """The answer, once it is whole."""
+        ...
+
     @property
-    def partial(self) -> Completion: ...
+    def partial(self) -> Completion:
+        """What has been given out so far."""
+        ...
+
     @property
-    def quirks(self) -> tuple[str, ...]: ...
-    def note(self, quirk: str) -> None: ...
-    def feed(self, data: bytes) -> Iterator[Event]: ...
-    def finish(self, clean: bool = True) -> Iterator[Event]: ...
+    def quirks(self) -> tuple[str, ...]:
+        """The known deviations met so far."""
+        ...
+
+    def note(self, quirk: str) -> None:
+        """Note a deviation met outside the bytes."""
+        ...
+
+    def feed(self, data: bytes) -> Iterator[Event]:
+        """Store bytes; the iterator gives their events, then raises what is wrong with them."""
+        ...
+
+    def finish(self, clean: bool = True) -> Iterator[Event]:
+        """The end of the input; ``clean=False`` when it was cut short."""
+        ...
 
 
 class Wire(Protocol):
@@ -4136,7 +4198,10 @@ class Wire(Protocol):
 
     def decoder(
         self, *, strict: bool, accept: Iterable[str], think: ThinkMode, limits: Limits
-    ) -> WireDecoder: ...
+    ) -> WireDecoder:
+        """A decoder for one answer."""
+        ...
+
     def headers(self, key: str | None) -> dict[str, str]:
         """The headers that carry the key, and any the API asks for."""
         ...
@@ -4151,7 +4216,9 @@ class Wire(Protocol):
         """``learned`` and one name more, when leaving something out may mend this refusal."""
         ...
 
-    def models(self, listing: Any) -> list[Model]: ...
+    def models(self, listing: Any) -> list[Model]:
+        """The models in the JSON that ``models_path`` answers with."""
+        ...
 
 
 class ChatCompletions:
@@ -4471,8 +4538,11 @@ class Call:
 
     def __call__(self, request: Request) -> Iterator[Event]:
         if self._depth == 0:  # another client's, with its own limit on the whole
-            return self._client._start(request, self._control)
-        return self._client._run(request, self._control, self._depth)
+            events = self._client._start(request, self._control)
+        else:
+            events = self._client._run(request, self._control, self._depth)
+        self._control.running.append(events)
+        return events
 
     def sleep(self, seconds: float) -> None:
         """Wait. Raises ``Cancelled`` when the stream is closed, ``Timeout`` at a deadline."""
@@ -4504,6 +4574,7 @@ class Stream:
     def __init__(self, events: Iterable[Event], *, control: Any = None) -> None:
         self._events = iter(events)
         self._control: _Control = _Control() if control is None else control
+        self._reading = threading.Lock()  # held while an event is read
         self._completion: Completion | None = None
         self._failure: Error | None = None
 
@@ -4514,7 +4585,8 @@ class Stream:
         if self._failure is not None:
             raise _again(self._failure)
         try:
-            event = next(self._events)
+            with self._reading:
+                event = next(self._events)
         except StopIteration:
             if self._completion is not None:
                 raise
@@ -4522,10 +4594,6 @@ class Stream:
         except Error as error:
             self._failure = _again(error)
             raise
-        except ValueError:  # it is being closed at this moment, in another thread
-            if not self._control.cancelled:
-                raise
-            self._failure = self._unfinished()
         else:
             if isinstance(event, Completed):
                 self._completion = event.completion
@@ -4564,12 +4632,21 @@ class Stream:
         """Stop, from any thread, at any time: the reader gets ``Cancelled``. Never waits."""
         if self._completion is None:
             self._control.cancel()
-        close = getattr(self._events, "close", None)
-        if close is not None:
+        if self._reading.acquire(blocking=False):  # else its reader wakes, and ends it
             try:
-                close()
-            except Exception:  # being read in another thread, which ends it; or a layer fails
-                pass
+                self._close_all()
+            finally:
+                self._reading.release()
+
+    def _close_all(self) -> None:
+        # A layer that reads with a plain `for` closes nothing, and PyPy drops things late.
+        for events in (self._events, *self._control.running):
+            close = getattr(events, "close", None)
+            try:
+                if close is not None:
+                    close()
+            except Exception:  # a layer fails while it ends: nobody asked for more than the end
+                return
 
     def __enter__(self) -> Self:
         return self
@@ -4603,9 +4680,15 @@ class RawStream:
         self._errors_say = errors_say
         self._open = open_exchange
         self._exchange: _Exchange | None = None
+        self._reading = threading.Lock()  # held while it is opened or read
         self._failure: Error | None = None
 
     def __enter__(self) -> Self:
+        with self._reading:
+            self._enter()
+        return self
+
+    def _enter(self) -> None:
         if self._failure is not None:
             raise _again(self._failure)
         if self._exchange is None:
@@ -4615,7 +4698,6 @@ class RawStream:
             except Error as error:
                 self._failure = _again(error)
                 raise
-        return self
 
     def _opened(self) -> _Exchange:
         if self._exchange is None:
@@ -4636,27 +4718,37 @@ class RawStream:
         return self
 
     def __next__(self) -> bytes:
-        exchange = self.__enter__()._opened()
+        with self._reading:
+            self._enter()
+            data = self._read(self._opened())
+        if not data:
+            raise StopIteration
+        return data
+
+    def _read(self, exchange: _Exchange) -> bytes:
         try:
             with self._errors_say:
                 data = b"" if exchange.ended else exchange.read()
                 if not data and not exchange.whole:
                     raise Truncated("the body was cut short")
+                return data
         except Error as error:
             error.in_stream = True
             self._failure = _again(error)
+            exchange.close()
             raise
-        if not data:
-            raise StopIteration
-        return data
 
     def close(self) -> None:
         """Stop, from any thread. Never waits."""
         exchange = self._exchange
         if exchange is None or not exchange.ended:
             self._control.cancel()
-        if exchange is not None:
-            exchange.close()
+        if self._reading.acquire(blocking=False):  # else its reader wakes, and ends it
+            try:
+                if exchange is not None:
+                    exchange.close()
+            finally:
+                self._reading.release()
 
     def __exit__(
         self,
@@ -4678,7 +4770,7 @@ class Background:
     """
 
     def __init__(self, stream: Stream) -> None:
-        self._stream = stream
+        self._stream = _check(stream, Stream, "the stream of a Background")
         self._queue: deque[Event] = deque()
         self._ended = False
         self._error: BaseException | None = None
@@ -4735,7 +4827,6 @@ class Background:
         return not self._thread.is_alive()
 
 
-_HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+\Z")
 # Written by svir, or part of how a request is framed (D38).
 _OWN_HEADERS = frozenset(
     (
@@ -4837,8 +4928,8 @@ class Client:
                     f"a layer is a function of a request and a call, not {_shown(layer)}"
                 )
         self._include_usage = _check(include_usage, bool, "include_usage")
-        self._context_size = _checked(context_size, "Count | None", "context_size")
-        self._image_tokens = _checked(image_tokens, "Count | None", "image_tokens")
+        self._context_size = _checked(context_size, "_Count | None", "context_size")
+        self._image_tokens = _checked(image_tokens, "_Count | None", "image_tokens")
         self._strict = _check(strict, bool, "strict")
         self._accept = _accept_names(accept)
         self._think: ThinkMode = _choice(think, _THINK_MODES, "think")
@@ -5062,6 +5153,12 @@ class Client:
     def _errors_say(self, method: str, path: str) -> _ErrorsSay:
         return _ErrorsSay(self._where(method, path))
 
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, memo: object) -> Self:
+        return self
+
     def __reduce__(self) -> tuple[Any, ...]:
         secrets = {"the proxy's URL": self._given["proxy"], "api_key": self._given["api_key"]}
         secrets.update((f"the header {name}", secret) for name, secret in self._headers.items())
@@ -5105,6 +5202,8 @@ class _ErrorsSay:
 
 
 def _seconds(value: Any, what: str) -> float | None:
+    if value == float("inf"):
+        raise ConfigError(f"{what} must be finite: None is no limit")
     if _checked(value, "float | None", what) is not None and value <= 0:
         raise ConfigError(f"{what} must be more than 0; None is no limit")
     return value
@@ -5124,15 +5223,15 @@ def _base_url(url: Any, exact: bool, allow_http: bool) -> str:
         )
     text: str = _check(url, str, "base_url").strip()
     shown = _shown(_without_query(text))
-    match = _URL.match(text)
-    if match is None or match.group("scheme").lower() not in ("http", "https"):
+    if not re.match(r"https?://", text, re.IGNORECASE):
         hint = f': try "http://{shown[1:-1]}"' if "://" not in text else ""
         raise ConfigError(f"the base URL must start with http:// or https://, not {shown}{hint}")
+    match = _URL.match(text)
+    if match is None or not match.group("host") or int(match.group("port") or 1) > 65535:
+        raise ConfigError(f"the base URL has no usable host, or no usable port: {shown}")
     scheme, host = match.group("scheme").lower(), match.group("host").lower()
-    if not re.match(r"[!-~]+\Z", text) or not host or int(match.group("port") or 1) > 65535:
-        raise ConfigError(
-            f"the base URL has no usable host, or a character that is not plain ASCII: {shown}"
-        )
+    if not re.match(r"[!-~]+\Z", text):
+        raise ConfigError(f"the base URL has a character that is not plain ASCII: {shown}")
     if scheme == "http" and not allow_http and not _is_loopback(host):
         raise ConfigError(
             f"plain http to {host} sends key and text in the open: allow_http=True permits it"

@@ -16,7 +16,7 @@ import logging
 import os
 import random
 import time
-from typing import Any, Callable, Dict, Iterator, List
+from typing import Any, Callable, Iterator
 
 import svir
 
@@ -104,7 +104,7 @@ def trace(logger: logging.Logger | None = None, level: int = logging.INFO) -> sv
 
     def layer(request: svir.Request, call: svir.Call) -> Iterator[svir.Event]:
         start, first, pieces = time.monotonic(), None, 0
-        end: Dict[str, Any] = {"error": svir.Cancelled.kind}  # unless it gets further
+        end: dict[str, Any] = {"error": svir.Cancelled.kind}  # unless it gets further
         events: Iterator[svir.Event] = iter(())
         try:
             events = call(request)
@@ -126,7 +126,7 @@ def trace(logger: logging.Logger | None = None, level: int = logging.INFO) -> sv
     return layer
 
 
-def _answer(completion: svir.Completion) -> Dict[str, Any]:
+def _answer(completion: svir.Completion) -> dict[str, Any]:
     usage, timing = completion.usage, completion.timing
     return {
         "finish": completion.finish_reason,
@@ -137,19 +137,20 @@ def _answer(completion: svir.Completion) -> Dict[str, Any]:
     }
 
 
-def _failure(error: Exception, pieces: int) -> Dict[str, Any]:
+def _failure(error: Exception, pieces: int) -> dict[str, Any]:
     if not isinstance(error, svir.Error):
         return {"error": type(error).__name__, "pieces": pieces}
     quirks = ",".join(error.quirks) or None
     return {"error": error.kind, "status": error.status, "pieces": pieces, "quirks": quirks}
 
 
-def _line(facts: Dict[str, Any]) -> str:
+def _line(facts: dict[str, Any]) -> str:
     """`name=value` for all that is known. The model's name is quoted: a caller chose it."""
-    known = {name: value for name, value in facts.items() if value is not None}
-    known["model"] = ascii(known["model"])
-    known.update((n, f"{v:.2f}") for n, v in known.items() if isinstance(v, float))
-    return " ".join(f"{name}={value}" for name, value in known.items())
+    shown = {name: value for name, value in facts.items() if value is not None}
+    shown["model"] = ascii(shown["model"])
+    return " ".join(
+        f"{n}={v:.2f}" if isinstance(v, float) else f"{n}={v}" for n, v in shown.items()
+    )
 
 
 def fallback(
@@ -184,7 +185,7 @@ def fallback(
     return layer
 
 
-_TICK = 0.02
+_TICK = 0.02  # seconds: little beside the shortest answer
 
 
 def at_most(n: int) -> svir.Layer:
@@ -197,7 +198,7 @@ def at_most(n: int) -> svir.Layer:
     """
     _check(n >= 1, "at_most() lets at least 1 through")
     # The line of each process: calls that a fork copies from its parent end there, not here.
-    lines: Dict[int, List[object]] = {}
+    lines: dict[int, list[object]] = {}
 
     def layer(request: svir.Request, call: svir.Call) -> Iterator[svir.Event]:
         line, ticket = lines.setdefault(os.getpid(), []), object()

@@ -10,7 +10,7 @@ The same loop by hand is eight lines (docs/loop.md): write it out where this one
 
 from __future__ import annotations
 
-from typing import Iterator, List, Protocol
+from typing import Iterator, Protocol
 
 import svir
 
@@ -51,7 +51,7 @@ class Run(svir.Stream):
         if max_rounds < 1:
             raise svir.ConfigError("max_rounds must be at least 1")
         super().__init__(self._rounds(client, request, tools, max_rounds))
-        self.messages: List[svir.Message] = list(request.messages)
+        self.messages: list[svir.Message] = list(request.messages)
         """The conversation so far: that of the request, then each turn and result as it came."""
         self._round: svir.Stream | None = None
         self._stopped = False
@@ -84,4 +84,4 @@ class Run(svir.Stream):
                 self.messages.append(tools.call(call))
             if request.tool_choice != "none":  # one that asks for a call would ask for ever
                 request = request.replace(tool_choice="auto")
-        raise svir.LimitExceeded(f"still no answer in round {max_rounds}: max_rounds= is the limit")
+        raise svir.LimitExceeded(f"no answer after round {max_rounds}: max_rounds= is the limit")

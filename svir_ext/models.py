@@ -1,12 +1,14 @@
 """Which of a server's models chat.
 
     models = chat_models(client.list_models())
+
+A guess from their names, since no server tells.
 """
 
 from __future__ import annotations
 
 import re
-from typing import Iterable, List
+from typing import Iterable
 
 import svir
 
@@ -23,7 +25,7 @@ _WORDS = frozenset(
 )
 
 
-def chat_models(models: Iterable[svir.Model]) -> List[svir.Model]:
+def chat_models(models: Iterable[svir.Model]) -> list[svir.Model]:
     """The models whose names do not say that they do something else, in the same order.
 
     No field of a listing tells embedding, reranking, speech and image models from chat models, so
@@ -35,7 +37,7 @@ def chat_models(models: Iterable[svir.Model]) -> List[svir.Model]:
     return [model for model in models if not any(map(_is_telling, _words(model.id)))]
 
 
-def _words(id: str) -> List[str]:
+def _words(id: str) -> list[str]:
     # An id may be a path to the file; its folders say nothing of the model.
     return re.findall("[a-z]+", re.split(r"[/\\]", id.rstrip("/\\"))[-1].lower())
 

@@ -5,6 +5,8 @@
     def test_greeting(mock_server):
         mock_server.reply(text_answer("Hello"))
         assert greet(svir.Client(mock_server.url)) == "Hello"
+
+The only module of svir that imports pytest.
 """
 
 from __future__ import annotations

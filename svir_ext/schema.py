@@ -612,11 +612,12 @@ def _take_int(value: Any) -> Any:
 
 
 def _take_float(value: Any) -> Any:
+    if type(value) not in (int, float):
+        return _NOTHING
     try:
-        number = float(value) if type(value) in (int, float) else _NOTHING
+        return float(value) if math.isfinite(value) else _NOTHING
     except OverflowError:
         return _NOTHING
-    return _NOTHING if number in (float("inf"), float("-inf")) else number
 
 
 # RFC 3339, and the form without an offset, which Python's values often have. fromisoformat() takes
@@ -977,11 +978,8 @@ def _evaluate(notes: Mapping[str, Any], owner: Any, names: Any = None) -> dict[s
 def _scope(owner: Any, names: dict[str, Any] | None) -> tuple[dict[str, Any], dict[str, Any]]:
     """The names of the owner's module, and of the functions around it while these run.
 
-    The caller's frames have them, for a module that is not in sys.modules as well.
+    The caller's frames have both, for a module that is not in sys.modules too.
     """
-    module = sys.modules.get(owner.__module__)
-    if names is None and module is not None:
-        names = vars(module)
     around = {part.rpartition(".")[2] for part in owner.__qualname__.split(".<locals>")[:-1]}
     local = {owner.__name__: owner} if isinstance(owner, type) else {}
     frame: Any = sys._getframe(1)
@@ -991,7 +989,8 @@ def _scope(owner: Any, names: dict[str, Any] | None) -> tuple[dict[str, Any], di
             if frame.f_code.co_name in around:
                 local = {**frame.f_locals, **local}  # an inner function's names win
         frame = frame.f_back
-    return {} if names is None else names, local
+    module = vars(sys.modules[owner.__module__]) if owner.__module__ in sys.modules else {}
+    return module if names is None else names, local
 
 
 # -- Schemas as documents -------------------------------------------------------------------------
@@ -1008,8 +1007,11 @@ class _Defs:
 
     def name_for(self, shape: Any) -> str:
         if shape not in self.names:
-            same = sum(other.name == shape.name for other in self.names)
-            self.names[shape] = f"{shape.name}_{same + 1}" if same else shape.name
+            name, same = shape.name, 1
+            while name in self.names.values():
+                same += 1
+                name = f"{shape.name}_{same}"
+            self.names[shape] = name
         return self.names[shape]
 
     def use(self, shape: _Shape) -> Json:

@@ -43,7 +43,7 @@ DONE = b"data: [DONE]\n\n"
 
 
 class Fault:
-    """A step at which an answer breaks off: `CUT`, `RESET` or `STALL`. No step after it is sent."""
+    """A step where an answer breaks off: `CUT`, `RESET` or `STALL`. No step after it is sent."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -90,8 +90,8 @@ def text_answer(
     """A streamed answer, one event for each text, `[DONE]` included.
 
     Between the texts may be seconds to pause, bytes to send as they are, a `threading.Event` to
-    wait for, or a `Fault`: `text_answer("Hel", CUT, "lo")`. `finish_reason=None` leaves the finish out. `rest` is `usage` as (prompt tokens, completion
-    tokens), `model` and `id`.
+    wait for, or a `Fault`: `text_answer("Hel", CUT, "lo")`. `finish_reason=None` leaves the finish
+    out. `rest` is `usage` as (prompt tokens, completion tokens), `model` and `id`.
     """
     deltas: list[Any] = [{"role": "assistant", "content": ""}]
     if reasoning is not None:
@@ -187,10 +187,12 @@ def scripted(
 ) -> svir.Layer:
     """A layer that answers every request itself: no server, and `call` is never run.
 
-    A step is text, an event, a whole `svir.ToolCall`, seconds to pause, an exception to raise, or a
-    `Fault`: `CUT` and `RESET` raise what a client would, `STALL` waits for `close()`. The completion is put together from the steps, unless one of them is a `svir.Completed`.
-    `finish_reason` is by default what a server would say: "tool_calls" when there are calls, else
-    "stop". `usage` may be (prompt tokens, completion tokens); `fields` join the completion.
+    A step is text, an event, a whole `svir.ToolCall`, seconds to pause, an exception to raise, or
+    a `Fault`: `CUT` and `RESET` raise what a client would, `STALL` waits for `close()` or a
+    deadline. The completion is put together from the steps, unless one of them is a
+    `svir.Completed`. `finish_reason` is by default what a server would say: "tool_calls" when
+    there are calls, else "stop". `usage` may be (prompt tokens, completion tokens); `fields` join
+    the completion.
     """
     if isinstance(usage, tuple):
         usage = svir.Usage(usage[0], usage[1], sum(usage))
@@ -304,8 +306,8 @@ class Reply:
     """One answer: its steps, and what to get wrong.
 
     A step is bytes (one HTTP chunk), text, seconds to pause, a `threading.Event` to wait for, a
-    dict (sent as JSON), a `Fault`, or an iterable of these, such as `text_answer(...)`. The end of the body
-    leaves with the last bytes, unless a pause comes after them.
+    dict (sent as JSON), a `Fault`, or an iterable of these, such as `text_answer(...)`. The end of
+    the body leaves with the last bytes, unless a pause comes after them.
 
     - `headers`: replace the server's own by name; None leaves one out.
     - `content_type`: by default an event stream for a 200 without a dict, else JSON.

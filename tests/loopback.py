@@ -124,16 +124,15 @@ class Reader:
     """Runs `read()` in a thread of its own: what it gave or raised, and when it ended."""
 
     def __init__(self, read: Callable[[], Any]) -> None:
-        self._read = read
         self.value: Any = None
         self.error: BaseException | None = None
         self.ended_at = 0.0
-        self.thread = threading.Thread(target=self._run, name="Reader", daemon=True)
+        self.thread = threading.Thread(target=self._run, args=(read,), name="Reader", daemon=True)
         self.thread.start()
 
-    def _run(self) -> None:
+    def _run(self, read: Callable[[], Any]) -> None:
         try:
-            self.value = self._read()
+            self.value = read()
         except BaseException as error:
             self.error = error.with_traceback(None)  # its frames would hold this reader
         self.ended_at = time.monotonic()

@@ -60,5 +60,5 @@ def test_a_block_alone(name: str, tmp_path: Path) -> None:
         "assert not any('site-packages' in path for path in sys.path)\n"
     )
     command = [sys.executable, "-I", "-S", "-X", "dev", "-W", "error", "-c", code, str(tmp_path)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=30)
+    done = subprocess.run(command, capture_output=True, timeout=30)
     assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")

@@ -1,4 +1,4 @@
-"""svir_ext.layers: each layer against a server that fails as scripted, then all of them together."""
+"""svir_ext.layers: each layer against a server that fails as scripted, then all together."""
 
 from __future__ import annotations
 
@@ -419,13 +419,12 @@ def test_trace_of_a_call_that_is_closed(caplog: pytest.LogCaptureFixture) -> Non
         ) as client:
             stream = client.stream(REQUEST)
             next(stream)
-            closer = in_thread(stream.close) if wait else None
-            with pytest.raises(svir.Cancelled):
-                if closer is None:
-                    stream.close()
-                next(stream)
-            if closer is not None:
+            closer = in_thread(stream.close)
+            if not wait:
                 closer.join()
+            with pytest.raises(svir.Cancelled):
+                next(stream)
+            closer.join()
         (record,) = caplog.records
         assert record.getMessage().startswith("model='qwen3-4b' error=cancelled ")
 
@@ -457,7 +456,7 @@ def test_trace_writes_one_line_whatever_the_model_is_called(
     ) as client:
         client.complete(svir.Request("a\nb 'é'", "hi"))
     line = caplog.records[0].getMessage()
-    assert line.startswith('model="a\\nb \'\\xe9\'" finish=stop')
+    assert line.startswith("model=\"a\\nb '\\xe9'\" finish=stop")
     assert "\n" not in line
 
 
@@ -556,9 +555,9 @@ def test_the_others_layers_and_limits_hold(server: MockServer, other: MockServer
 
 def test_a_third_server(server: MockServer, other: MockServer) -> None:
     server.default(status=503)
-    with svir.Client(other.url) as third:
-        with svir.Client(server.url, layers=[fallback(third)]) as second:
-            assert asked(fallback(second), url=server.url).text == "from the other"
+    third = svir.Client(other.url)
+    with third, svir.Client(server.url, layers=[fallback(third)]) as second:
+        assert asked(fallback(second), url=server.url).text == "from the other"
     assert len(server.requests) == 2
 
 
@@ -723,7 +722,12 @@ def test_a_call_that_waits_for_its_next_attempt_holds_no_place_inside_retry() ->
         layers=[retry(1, backoff=20), note, slots, failing(9, lambda: svir.Unavailable("busy"))],
     )
     stream = client.stream(REQUEST)
-    reader = in_thread(lambda: pytest.raises(svir.Cancelled, list, stream))
+
+    def read() -> None:
+        with pytest.raises(svir.Cancelled):
+            list(stream)
+
+    reader = in_thread(read)
     assert in_wait.wait(5)
     assert asked(slots, scripted("a")).text == "a"
     stream.close()

@@ -10,6 +10,7 @@ from typing import Any, Callable, Iterator
 import pytest
 
 import svir
+from llama_server import LlamaServer
 from svir_ext.layers import retry, timeout, trace
 from svir_ext.loop import Run, run
 from svir_ext.testing import (
@@ -296,3 +297,22 @@ def test_calls_of_a_cut_answer_never_run() -> None:
         with pytest.raises(svir.Truncated):
             run(client, REQUEST, tools, max_rounds=3).result()
     assert tools.calls == []
+
+
+def test_a_real_server(start_llama: Callable[..., LlamaServer]) -> None:
+    """Two calls as a real server forms them, and their results as it reads them."""
+    anything = {"type": "object"}
+    tools = [svir.Tool(name, "", anything) for name in ("get_weather", "get_time")]
+    # The last message picks what the model says: after the first round, the last result.
+    box = Box(lambda call: f"{call.name} {call.parse()} [[hello]]")
+    request = svir.Request("tiny", "[[tools2]]", tools=tools)
+    layers = [retry(1), timeout(first_token=60)]
+    with svir.Client(start_llama("-c", "4096").base_url, layers=layers) as client:
+        rounds = run(client, request, box, max_rounds=3)
+        assert rounds.result().text == "Hello, world!"
+    assert [(call.name, call.parse()) for call in box.calls] == [
+        ("get_weather", {"city": "Oslo"}),
+        ("get_time", {"tz": "CET"}),
+    ]
+    kinds = [type(message).__name__ for message in rounds.messages]
+    assert kinds == ["User", "Assistant", "ToolResult", "ToolResult", "Assistant"]

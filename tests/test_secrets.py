@@ -220,7 +220,9 @@ def test_a_bad_key_from_outside(
 BAD_KEY_FILES = [KEY.encode() * 10_000, b"\xff" + KEY.encode(), KEY.encode("utf-16"), b"", b" \n"]
 
 
-@pytest.mark.parametrize("data", BAD_KEY_FILES, ids=["long", "no UTF-8", "UTF-16", "empty", "blank"])
+@pytest.mark.parametrize(
+    "data", BAD_KEY_FILES, ids=["long", "no UTF-8", "UTF-16", "empty", "blank"]
+)
 def test_a_bad_key_file(data: bytes, tmp_path: pathlib.Path) -> None:
     path = tmp_path / "key.txt"
     path.write_bytes(data)
@@ -724,6 +726,43 @@ def test_a_function_cannot_split(evil: str) -> None:
 def test_a_media_type_cannot_split(evil: str) -> None:
     with pytest.raises(svir.ConfigError, match="media_type"):
         svir.Image(data=b"x", media_type=f"image/png{evil}")
+
+
+SPLIT = "a\r\nx-evil: 1\r\n\r\nb"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "headers"),
+    [
+        ("POST", "/v1", {"x-a": SPLIT}),
+        ("POST", "/v1", {SPLIT: "a"}),
+        ("POST", "/v1", {"x-a": "\u010a"}),
+        ("POST", "/v1", {"x-a": "a\n"}),
+        ("POST", SPLIT, {}),
+        ("POST", "/v1 HTTP/1.1", {}),
+        (SPLIT, "/v1", {}),
+        ("POST /v1 HTTP/1.1\r\nx:", "/v1", {}),
+    ],
+)
+def test_a_backend_splits_nothing(method: str, path: str, headers: dict[str, str]) -> None:
+    """Nothing that a caller or a plugin hands to the seam itself, past the client's own checks."""
+    with MockServer() as server, contextlib.closing(svir.HttpBackend()) as backend:
+        with pytest.raises(svir.ConfigError) as caught:
+            backend.send(svir.HttpRequest(method, server.url + path, headers))
+        assert "x-evil" not in str(caught.value)
+    assert server.requests == []
+
+
+def test_a_wire_splits_nothing() -> None:
+    class Odd(svir.ChatCompletions):
+        def headers(self, key: str | None) -> dict[str, str]:
+            return {"x-api-key": f"{key}\r\nx-evil: 1"}
+
+    with MockServer() as server, svir.Client(server.url, api_key=KEY, wire=Odd()) as client:
+        with pytest.raises(svir.ConfigError, match="x-api-key") as caught:
+            client.complete(REQUEST)
+        check_nothing_shown(caught.value)
+    assert server.requests == []
 
 
 # -- Where nothing is sent ------------------------------------------------------------------------

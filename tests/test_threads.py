@@ -32,14 +32,11 @@ from loopback import (
     run_python,
     settle,
 )
+from phases import LINUX, OPEN_ANSWER, STREAM_HEAD, Asked, ask_in, phases, silent
 from svir_ext.testing import MockServer, scripted, text_answer
 
 WAKE = 0.5  # seconds; the rule is 0.05, which a busy machine cannot promise
-BIG = svir.Request("m", "x" * (32 << 20))
-LINUX = pytest.mark.skipif(sys.platform != "linux", reason="Linux only")
 MAIN = pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="no signals to a thread")
-STREAM_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n"
-OPEN_ANSWER = text_answer("a", finish_reason=None)[:-1]  # an event with text, and no end
 
 
 @pytest.fixture(autouse=True)
@@ -54,113 +51,12 @@ def server() -> Iterator[MockServer]:
         yield server
 
 
-# -- Phases ---------------------------------------------------------------------------------------
-
-
-class Stage:
-    """Where a phase puts its servers: they end with the test. `settings` are the client's."""
-
-    def __init__(self, stack: ExitStack, tls: Any, folder: Path) -> None:
-        self.stack, self.tls, self.folder = stack, tls, folder
-
-    def mock(self, *steps: Any, secure: bool = False, unix: bool = False, **options: Any) -> Any:
-        """A server that answers every request so, and a client for it."""
-        context = self.tls.server() if secure else None
-        path = str(self.folder / "s") if unix else None
-        server = self.stack.enter_context(MockServer(tls=context, unix=path))
-        if options.get("read_body") is False:
-            server.reply(*steps, **options)
-        else:
-            server.default(*steps, **options)
-        settings: dict[str, Any] = {"unix_socket": path} if unix else {}
-        if secure:
-            settings["ssl_context"] = self.context()
-        return self.client(server.url, **settings)
-
-    def context(self) -> ssl.SSLContext:
-        """Made beforehand: a client's own is made in its first call, which takes a while."""
-        return ssl.create_default_context(cafile=self.tls.cafile)
-
-    def peer(self, talk: Callable[[Any], object]) -> Peer:
-        return self.stack.enter_context(Peer(talk))
-
-    def client(self, url: str, **settings: Any) -> svir.Client:
-        # A close that wakes nobody is seen as one that took 30 s.
-        return svir.Client(url, connect_timeout=30.0, idle_timeout=30.0, **settings)
-
-
-def silent(conn: Any) -> None:
-    """A peer that takes everything and says nothing."""
-    while conn.recv(65536):
-        pass
-
-
-def asleep(request: svir.Request, call: svir.Call) -> Iterator[svir.Event]:
-    call.sleep(30)
-    yield from call(request)
-
-
-def stuck_tls_upload(stage: Stage) -> Any:
-    return stage.mock(raw=True, hang=True, read_body=False, secure=True)
-
-
-PHASES: dict[str, Callable[[Stage], svir.Client]] = {
-    "connecting": lambda s: s.client(s.stack.enter_context(full_backlog())),
-    "tls-handshake": lambda s: s.client(s.peer(silent).tls_url, ssl_context=s.context()),
-    "connect-by-proxy": lambda s: s.client("https://host.example", proxy=s.peer(silent).url),
-    "upload": lambda s: s.mock(raw=True, hang=True, read_body=False),
-    "tls-upload": stuck_tls_upload,
-    "before-the-headers": lambda s: s.mock(raw=True, hang=True),
-    "before-the-headers-tls": lambda s: s.mock(raw=True, hang=True, secure=True),
-    "before-the-headers-unix": lambda s: s.mock(raw=True, hang=True, unix=True),
-    "inside-the-headers": lambda s: s.mock(b"HTTP/1.1 200 OK\r\nA: ", raw=True, hang=True),
-    "body-of-an-error": lambda s: s.mock(b"{", status=400, hang=True),
-    "before-the-body": lambda s: s.mock(hang=True),
-    "between-events": lambda s: s.mock(OPEN_ANSWER, hang=True),
-    "between-events-tls": lambda s: s.mock(OPEN_ANSWER, hang=True, secure=True),
-    "inside-a-chunk-size": lambda s: s.mock(
-        STREAM_HEAD + b"Transfer-Encoding: chunked\r\n\r\n1", raw=True, hang=True
-    ),
-    "asleep-in-a-layer": lambda s: s.client("http://127.0.0.1:1", layers=[asleep]),
-}
-ONLY_HERE = {
-    "connecting": LINUX,  # elsewhere a full queue refuses
-    "before-the-headers-unix": pytest.mark.skipif(
-        not hasattr(socket, "AF_UNIX"), reason="no UNIX sockets"
-    ),
-}
-
-
-def phases(*without: str) -> Any:
-    names = [name for name in PHASES if name not in without]
-    return pytest.mark.parametrize(
-        "phase", [pytest.param(name, marks=ONLY_HERE.get(name, ())) for name in names]
-    )
-
-
-class Asked:
-    """A client and what to ask of it, to block in one phase."""
-
-    def __init__(self, client: svir.Client, request: svir.Request) -> None:
-        self.client, self.request = client, request
-
-    def stream(self) -> svir.Stream:
-        return self.client.stream(self.request)
-
-    def open(self, how: str) -> Any:
-        return self.stream() if how == "stream" else self.client.send(self.request)
-
-
 @pytest.fixture
-def in_phase(tls: Any, tmp_path: Path) -> Iterator[Callable[[str], Asked]]:
-    """`in_phase(name)` gives streams that will block in that phase."""
+def in_phase(tls: Any) -> Iterator[Callable[[str], Asked]]:
+    """`in_phase(name)` gives streams that will wait there."""
     with ExitStack() as stack:
-
-        def make(name: str) -> Asked:
-            client = stack.enter_context(PHASES[name](Stage(stack, tls, tmp_path)))
-            return Asked(client, BIG if name.endswith("upload") else REQUEST)
-
-        yield make
+        # A close that wakes nobody is seen as one that took 30 s.
+        yield lambda name: ask_in(name, stack, tls, connect_timeout=30.0, idle_timeout=30.0)
 
 
 # -- A close wakes the reader ---------------------------------------------------------------------
@@ -501,7 +397,7 @@ def test_an_interrupt_leaves_no_socket(phase: str, in_phase: Any) -> None:
     with pytest.raises(KeyboardInterrupt), on_alarm(interrupt):
         stream.result()
     # A server that never reads does not see its client leave: its own socket is there still.
-    servers = 1 if phase.endswith("upload") else 0
+    servers = 1 if phase.startswith("upload") else 0
     eventually(lambda: len(open_sockets() - before) <= servers)
     with pytest.raises(svir.Error):
         next(stream)
@@ -510,21 +406,22 @@ def test_an_interrupt_leaves_no_socket(phase: str, in_phase: Any) -> None:
 class AtLine:
     """Runs `read()` in a thread, and `act()` there before the n-th line that svir runs.
 
-    That is what a signal handler can do, or the collector. `reached` tells where it was, once
-    there were that many lines.
+    That is what a signal handler can do, or the collector. `reached` tells where that was, once
+    there were so many lines; `count` is how many there were.
     """
 
     FILES = (svir.__file__, threading.__file__)
 
     def __init__(self, line: int, read: Callable[[], Any], act: Callable[[], object]) -> None:
-        self._left, self._read, self._act, self.reached = line, read, act, ""
-        self.reader = Reader(self._traced)
+        self.line, self.count, self.reached = line, 0, ""
+        self._act = act
+        self.reader = Reader(lambda: self._traced(read))
 
-    def _traced(self) -> Any:
+    def _traced(self, read: Callable[[], Any]) -> Any:
         before = sys.gettrace()
         sys.settrace(self._trace)
         try:
-            return self._read()
+            return read()
         finally:
             sys.settrace(before)
 
@@ -532,33 +429,39 @@ class AtLine:
         if self.reached or frame.f_code.co_filename not in self.FILES:
             return None
         if event == "line":
-            self._left -= 1
-            if self._left == 0:
+            self.count += 1
+            if self.count == self.line:
                 self.reached = f"{frame.f_code.co_name}, line {frame.f_lineno}"
                 self._act()
         return self._trace
 
 
-SHORT = [
-    "tls-handshake", "connect-by-proxy", "before-the-headers", "between-events",
-    "between-events-tls", "asleep-in-a-layer",
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("phase", SHORT)
-def test_a_close_between_any_two_lines(phase: str, in_phase: Any) -> None:
+@pytest.mark.parametrize(
+    ("phase", "lines"),
+    [
+        ("tls-handshake", 999),
+        ("connect-by-proxy", 999),
+        ("before-the-headers", 999),
+        ("between-events", 150),  # the last ones: those before wait in the phases above
+        ("between-events-tls", 150),
+        ("asleep-in-a-layer", 999),
+    ],
+)
+def test_a_close_between_any_two_lines(phase: str, lines: int, in_phase: Any) -> None:
     """A handler may come at any moment of the reading thread: no close is lost, none deadlocks."""
     asked = in_phase(phase)
-    for line in range(1, 5000):
+    first = asked.stream()
+    at = AtLine(-1, first.result, first.close)
+    settle(at.reader.thread)
+    blocks_at = at.count
+    assert blocks_at > 20
+    first.close()
+    assert at.reader.join()
+    for line in range(max(1, blocks_at - lines), blocks_at + 1):
         stream = asked.stream()
         at = AtLine(line, stream.result, stream.close)
-        if not at.reader.join(0.5):
-            assert not at.reached, f"the close before {at.reached} was lost"
-            stream.close()  # it blocks: that was the last line
-            assert at.reader.join()
-            break
+        assert at.reader.join(2), f"the close before {at.reached} was lost"
         assert isinstance(at.reader.error, svir.Cancelled), at.reached
-    assert line > 20
 
 
 # -- At random ------------------------------------------------------------------------------------
@@ -577,6 +480,7 @@ class Closers:
         self.clients, self.left, self.lock = clients, closes, threading.Lock()
         self.whole = self.cancelled = 0
         self.wrong: list[Any] = []
+        self.span = 0.01  # of the delays, in seconds: it follows how long an answer takes here
 
     def work(self, seed: int) -> None:
         chance = random.Random(seed)
@@ -591,24 +495,30 @@ class Closers:
         client = chance.choice(self.clients)
         raw = chance.random() < 0.25
         opened: Any = client.send(REQUEST) if raw else client.stream(REQUEST)
-        closer = threading.Timer(max(0.0, chance.uniform(-0.001, 0.012)), opened.close)
+        closer = threading.Timer(max(0.0, chance.uniform(-0.05, 1.0) * self.span), opened.close)
         closer.start()
         try:
             got = (read_all if raw else chance.choice(self.READS))(opened)
+            outcome = "whole"
+            if not (got.endswith(b"data: [DONE]\n\n") if raw else got.text == "abcd"):
+                outcome = f"not whole: {got!r}"
+        except svir.Cancelled:
+            outcome = "cancelled"
         except BaseException as error:
-            with self.lock:
-                if isinstance(error, svir.Cancelled):
-                    self.cancelled += 1
-                else:
-                    self.wrong.append(error.with_traceback(None))
-        else:
-            good = got.endswith(b"data: [DONE]\n\n") if raw else got.text == "abcd"
-            with self.lock:
-                if good:
-                    self.whole += 1
-                else:
-                    self.wrong.append(got)
+            outcome = repr(error)
         closer.join()
+        self.count(outcome)
+
+    def count(self, outcome: str) -> None:
+        with self.lock:
+            if outcome == "whole":
+                self.whole += 1
+                self.span /= 1.02
+            elif outcome == "cancelled":
+                self.cancelled += 1
+                self.span *= 1.01
+            else:
+                self.wrong.append(outcome)
 
 
 def test_random_closes(tls: Any) -> None:
@@ -618,9 +528,10 @@ def test_random_closes(tls: Any) -> None:
     with MockServer() as server, MockServer(tls=tls.server()) as secure:
         server.default(answer)
         secure.default(answer)
-        with svir.Client(server.url) as plain, svir.Client(
-            secure.url, cafile=tls.cafile
-        ) as private, svir.Client(server.url, keep_alive=False) as fresh:
+        settings = {"idle_timeout": 20.0, "connect_timeout": 20.0}
+        with svir.Client(server.url, **settings) as plain, svir.Client(
+            secure.url, cafile=tls.cafile, **settings
+        ) as private, svir.Client(server.url, keep_alive=False, **settings) as fresh:
             closers = Closers([plain, plain, fresh, private], closes)
             workers = [Reader(lambda seed=seed: closers.work(seed)) for seed in range(8)]
             assert all(worker.join(600) for worker in workers)
@@ -906,17 +817,17 @@ def test_a_client_that_is_dropped_closes_its_idle_connections(server: MockServer
 def test_a_stream_collected_at_any_line_of_another_call(server: MockServer) -> None:
     """The collector runs anywhere, inside the pool too, and may put a connection there."""
     server.default(b"".join(text_answer("a", "b")))
-    for line in range(1, 5000):
-        with svir.Client(server.url) as client:
-            client.complete(REQUEST)  # a connection to take from the pool
+    line, reached = 0, "line 0"
+    with svir.Client(server.url) as client:
+        whole = read_all(client.send(REQUEST))  # there is a connection to take from the pool
+        while reached:
             held = [client.stream(REQUEST)]
             next(held[0])  # a whole answer was received: its connection goes to the pool
-            at = AtLine(line, lambda: client.complete(REQUEST), held.clear)
+            line += 1
+            at = AtLine(line, lambda: read_all(client.send(REQUEST)), held.clear)
             assert at.reader.join(5), f"a deadlock before {at.reached}"
-            assert at.reader.error is None, at.reached
-            assert at.reader.value.text == "ab"
-            if not at.reached:
-                break
+            assert (at.reader.error, at.reader.value) == (None, whole), at.reached
+            reached = at.reached
     assert line > 100
 
 
