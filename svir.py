@@ -3105,7 +3105,8 @@ class Decoder:
             raise Truncated("the server sent nothing")
         tail = bytes(self._tail or self._head or b"").decode("utf-8", "replace")
         done = tail.startswith("data:") and tail[5:].strip(_BLANK_CHARS) == "[DONE]"
-        if done and not self._data and self._event != "ping":
+        # Of a body cut short of its framing, nobody knows how the line would have gone on (E3).
+        if done and clean and not self._data and self._event != "ping":
             self._line(tail)
             return
         half_line = not tail.startswith(":") and tail.strip("\r") != ""
@@ -4006,6 +4007,8 @@ class _Response:
     def read(self, size: int, timeout: float | None) -> bytes:
         end = _after(timeout)
         while not self.ended:
+            if self.chunks is not None and self.chunks.failed is not None:
+                raise _again(self.chunks.failed)
             raw = self.receive(size, _left(end))
             if not raw:
                 self.ended, self.reuse = True, False
@@ -4090,10 +4093,22 @@ class _Chunks:
         self.trailers = 0
         self.sizes: dict[bytes, int] = {}  # by their line: a stream's chunks have few sizes
         self.ended = self.surplus = False
+        self.failed: Error | None = None
 
     def feed(self, raw: bytes) -> bytes:
-        """The data in what was received."""
+        """The data in what was received; what is wrong after it is raised by the next call."""
         out: list[bytes] = []
+        try:
+            self.read(raw, out)
+        except Error as error:
+            self.failed = _again(error)
+        if self.failed is not None and not any(out):
+            raise _again(self.failed)
+        return b"".join(out)
+
+    def read(self, raw: bytes, out: list[bytes]) -> None:
+        if self.failed is not None:
+            return
         raw, self.line, at = self.line + raw, b"", 0
         while at < len(raw) and not self.ended:
             if self.state == "data":
@@ -4117,7 +4132,6 @@ class _Chunks:
             else:
                 self.read_line(line)
         self.surplus = self.ended and at < len(raw)
-        return b"".join(out)
 
     def check(self, size: int) -> None:
         if size > self.LINE:
@@ -4794,8 +4808,13 @@ class Background:
 
     def poll(self, limit: int | None = None) -> list[Event]:
         """The events that have arrived, ``limit`` at most. Never waits, never raises."""
-        count = len(self._queue) if limit is None else min(limit, len(self._queue))
-        return [self._queue.popleft() for _ in range(count)]
+        events: list[Event] = []
+        try:
+            while limit is None or len(events) < limit:
+                events.append(self._queue.popleft())
+        except IndexError:  # nothing more, or another thread was quicker
+            pass
+        return events
 
     @property
     def done(self) -> bool:

@@ -70,19 +70,19 @@ class McpTools:
         self.loop, self.stop = asyncio.get_running_loop(), asyncio.Event()
         # One task enters and leaves the client: the SDK's cancel scopes belong to their task.
         async with mcp.Client(self.server) as self.client:
-            self.tools = [tool async for tool in self.listed()]
+            self.tools = await self.list_tools()
             self.started.set_result(None)
             await self.stop.wait()
 
-    async def listed(self) -> Any:
-        cursor = None
+    async def list_tools(self) -> list[svir.Tool]:
+        tools, cursor = [], None
         while True:
             page = await self.client.list_tools(cursor=cursor)
             for tool in page.tools:
-                yield svir.Tool(tool.name, tool.description or "", tool.input_schema)
+                tools.append(svir.Tool(tool.name, tool.description or "", tool.input_schema))
             cursor = page.next_cursor
             if not cursor:
-                return
+                return tools
 
     async def ask(self, call: svir.ToolCall) -> svir.ToolResult:
         asked = self.client.call_tool(call.name, call.parse())
