@@ -3829,7 +3829,7 @@ class _Connection:
         self.receiver = _Receiver(sock, lambda: None)
         self.reader = io.BufferedReader(self.receiver, _READ)
         self.pid = os.getpid()
-        self.usable_until = 0.0
+        self.idle_since = self.usable_until = 0.0
 
     @property
     def is_own(self) -> bool:
@@ -3915,6 +3915,7 @@ class _Pool:
     """Idle connections, newest first. Never shared between processes: a fork starts its own."""
 
     SIZE = 16
+    MOMENT = 0.03  # seconds, once a server
 
     def __init__(self) -> None:
         self.reset()
@@ -3924,6 +3925,7 @@ class _Pool:
         # A stream may be closed by a signal handler or the garbage collector, inside take or put.
         self.lock = threading.RLock()
         self.idle: list[_Connection] = []
+        self.proven: set[Any] = set()  # servers that were seen to keep a connection open
 
     def check_fork(self) -> None:
         if self.pid != os.getpid():
@@ -3943,14 +3945,26 @@ class _Pool:
                     self.idle.remove(found)
                 except ValueError:
                     continue
-            # Nothing is due on an idle connection: what can be read is its end.
-            if time.monotonic() < found.usable_until and not _poll([found.sock], True, False, 0):
+            if self.is_open(found):
+                self.proven.add(key)
                 return found
             found.close()
 
+    def is_open(self, connection: _Connection) -> bool:
+        """Nothing is due on an idle connection: what can be read is its end.
+
+        llama-server says Keep-Alive and closes after each stream, a moment later. A request that
+        meets that moment is lost, so the first time a server is given the moment to show it.
+        """
+        now = time.monotonic()
+        age = now - connection.idle_since
+        wait = 0.0 if connection.key in self.proven else max(0.0, self.MOMENT - age)
+        return now < connection.usable_until and not _poll([connection.sock], True, False, wait)
+
     def put(self, connection: _Connection, seconds: float) -> None:
         self.check_fork()
-        connection.usable_until = time.monotonic() + seconds
+        connection.idle_since = time.monotonic()
+        connection.usable_until = connection.idle_since + seconds
         with self.lock:
             self.idle.append(connection)
             dropped = self.idle.pop(0) if len(self.idle) > self.SIZE else None
@@ -4598,9 +4612,9 @@ class Stream:
     def __next__(self) -> Event:
         if self._failure is not None:
             raise _again(self._failure)
+        self._start_reading()
         try:
-            with self._reading:
-                event = next(self._events)
+            event = next(self._events)
         except StopIteration:
             if self._completion is not None:
                 raise
@@ -4612,7 +4626,17 @@ class Stream:
             if isinstance(event, Completed):
                 self._completion = event.completion
             return event
+        finally:
+            self._reading.release()
         raise _again(self._failure)
+
+    def _start_reading(self) -> None:
+        """Never waits: whoever reads already may be this thread, below a layer."""
+        if not self._reading.acquire(blocking=False):
+            self._control.check()
+            if self._completion is not None:  # it is being closed
+                raise StopIteration
+            raise RuntimeError("the stream is being read already")
 
     def _unfinished(self) -> Error:
         if self._control.cancelled:
@@ -4698,9 +4722,17 @@ class RawStream:
         self._failure: Error | None = None
 
     def __enter__(self) -> Self:
-        with self._reading:
+        self._start_reading()
+        try:
             self._enter()
+        finally:
+            self._reading.release()
         return self
+
+    def _start_reading(self) -> None:
+        if not self._reading.acquire(blocking=False):
+            self._control.check()
+            raise RuntimeError("the stream is being read already")
 
     def _enter(self) -> None:
         if self._failure is not None:
@@ -4732,9 +4764,12 @@ class RawStream:
         return self
 
     def __next__(self) -> bytes:
-        with self._reading:
+        self._start_reading()
+        try:
             self._enter()
             data = self._read(self._opened())
+        finally:
+            self._reading.release()
         if not data:
             raise StopIteration
         return data

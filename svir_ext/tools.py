@@ -245,7 +245,8 @@ def _name(target: Any) -> str:
 
 def _about(target: Any) -> str:
     """The first paragraph of the docstring, in one line."""
-    words = inspect.getdoc(target) if hasattr(target, "__name__") else None
+    # An object that is callable has the docstring of its class, which is about something else.
+    words = inspect.getdoc(target if hasattr(target, "__name__") else type(target).__call__)
     return " ".join((words or "").partition("\n\n")[0].split())
 
 
@@ -257,11 +258,17 @@ def _read_object(value: Any) -> dict[str, Any]:
 
 def _result(call: svir.ToolCall, result: Any) -> svir.ToolResult:
     if isinstance(result, svir.ToolResult):
-        return result.replace(call_id=call.id)
+        return _answer(call, result.content, result.is_error)
     value = schema.to_json_value(result)
     if value is None or isinstance(value, str):
-        return svir.ToolResult(call.id, value or "")
-    return svir.ToolResult(call.id, json.dumps(value, ensure_ascii=False, allow_nan=False))
+        return _answer(call, value or "")
+    return _answer(call, json.dumps(value, ensure_ascii=False, allow_nan=False))
+
+
+def _answer(call: svir.ToolCall, content: str, is_error: bool = False) -> svir.ToolResult:
+    # Half a surrogate pair, of a file name for one, cannot be sent: the next request would fail.
+    pairs = content.encode("utf-16-le", "surrogatepass")
+    return svir.ToolResult(call.id, pairs.decode("utf-16-le", "replace"), is_error=is_error)
 
 
 def _words(error: Exception) -> str:
@@ -269,8 +276,9 @@ def _words(error: Exception) -> str:
 
 
 def _failed(call: svir.ToolCall, content: str, error: Exception | None = None) -> svir.ToolResult:
-    # Neither the exception's own words nor its chain, which may repeat what the model sent.
-    where = "" if error is None else "".join(traceback.format_tb(error.__traceback__))
-    what = "no such tool" if error is None else type(error).__name__
-    _LOG.debug("tool call %s failed: %s\n%s", call.id, what, where)
-    return svir.ToolResult(call.id, content, is_error=True)
+    if _LOG.isEnabledFor(logging.DEBUG):
+        # Where, but neither the exception's words nor its chain: they may repeat what was sent.
+        frames = "" if error is None else "".join(traceback.format_tb(error.__traceback__))
+        what = "no such tool" if error is None else f"{call.name}: {type(error).__name__}"
+        _LOG.debug("tool call %s failed: %s\n%s", call.id, what, frames)
+    return _answer(call, content, is_error=True)

@@ -270,7 +270,7 @@ def check_completion(
     for event in events:
         if isinstance(event, svir.ToolCallDelta):
             pieces[event.index] = pieces.get(event.index, "") + (event.arguments or "")
-    calls = done.tool_calls + done.partial_tool_calls
+    calls = [*done.tool_calls, *done.partial_tool_calls]
     assert sorted(pieces.values()) == sorted(c.arguments for c in calls)
     assert not (done.tool_calls and done.partial_tool_calls)
     assert bool(done.tool_calls) == (done.finish_reason == "tool_calls")

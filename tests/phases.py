@@ -116,4 +116,6 @@ class Asked:
 
 def ask_in(phase: str, stack: ExitStack, tls: Any, **settings: Any) -> Asked:
     client = stack.enter_context(PHASES[phase](Stage(stack, tls, settings)))
-    return Asked(client, BIG if phase.startswith("upload") else REQUEST)
+    request = BIG if phase.startswith("upload") else REQUEST
+    # Without usage a refusal is final: no second request is made without it.
+    return Asked(client, request.replace(include_usage=False))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import difflib
+import functools
 import inspect
 import pathlib
 import re
@@ -24,9 +25,13 @@ TREE = ast.parse(SOURCE)
 BASES = ("Error", "_Value")  # what they define, each class below them has
 
 
-def text_of(node: ast.AST) -> str:
+def text_of(node: Any) -> str:
     """The source of an expression on one line, however the formatter broke it."""
-    text = " ".join((ast.get_source_segment(SOURCE, node) or "").split())
+    first, last = node.lineno - 1, (node.end_lineno or node.lineno) - 1
+    lines = [line.encode("utf-8") for line in LINES[first : last + 1]]
+    lines[-1] = lines[-1][: node.end_col_offset]
+    lines[0] = lines[0][node.col_offset :]
+    text = " ".join(b" ".join(lines).decode("utf-8").split())
     return re.sub(r",? ([\])}])", r"\1", re.sub(r"([\[({]) ", r"\1", text))
 
 
@@ -106,6 +111,7 @@ def attributes(function: ast.AST) -> Iterator[str]:
                 yield f"{target.attr}: {text_of(note)}" if note is not None else target.attr
 
 
+@functools.lru_cache(maxsize=1)
 def surface() -> str:
     lines = ["The public names of svir.py, by section; made by tests/test_api.py."]
     at = 0

@@ -11,12 +11,15 @@ import svir
 from harness import Case, Mode
 
 CASES = harness.cases(".sse")
-RUNS = [
-    pytest.param(case, mode, id=f"{case.name}-{mode.name}")
-    for case in CASES
-    for mode in case.modes()
-]
-each_run = pytest.mark.parametrize(("case", "mode"), RUNS)
+RUNS = [(case, mode) for case in CASES for mode in case.modes()]
+
+
+def for_runs(runs: list[tuple[Case, Mode]]) -> pytest.MarkDecorator:
+    names = [f"{case.name}-{mode.name}" for case, mode in runs]
+    return pytest.mark.parametrize(("case", "mode"), runs, ids=names)
+
+
+each_run = for_runs(RUNS)
 
 # There are 370 runs, and each takes as many decodings as it has bytes. So, unless SVIR_ALL_SPLITS
 # is set, offsets are thinned out where the bytes repeat themselves (5,000 digits, 65 calls).
@@ -81,11 +84,7 @@ def test_cut_short_never_completes(case: Case, mode: Mode) -> None:
             pytest.fail(f"cut short at {end}: {run.events!r} does not begin {whole.events!r}")
 
 
-def with_accept(name: str) -> list[object]:
-    return [param for param in RUNS if param.values[1].name == "accept-" + name]
-
-
-@pytest.mark.parametrize(("case", "mode"), with_accept("end-without-done"))
+@for_runs([run for run in RUNS if run[1].name == "accept-end-without-done"])
 def test_an_accepted_end_has_the_whole_answer(case: Case, mode: Mode) -> None:
     """Where end-without-done takes a clean end, nothing of the answer is missing."""
     texts = set()
@@ -103,13 +102,13 @@ NEVER_WHOLE = {"208", "413", "442"}
 
 
 WITH_DONE = [
-    param
-    for param in RUNS
-    if b"[DONE]" in param.values[0].data and param.values[1].expected["outcome"] == "completed"
+    (case, mode)
+    for case, mode in RUNS
+    if b"[DONE]" in case.data and mode.expected["outcome"] == "completed"
 ]
 
 
-@pytest.mark.parametrize(("case", "mode"), WITH_DONE)
+@for_runs(WITH_DONE)
 def test_after_the_end(case: Case, mode: Mode) -> None:
     """Whatever follows a whole answer is not read: not a byte of it counts (P9)."""
     run = harness.decode([case.data], **mode.options)

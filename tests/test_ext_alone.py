@@ -40,6 +40,26 @@ assert [model.id for model in ext.chat_models([svir.Model("a"), svir.Model("bge-
     "dialects": """
 svir.Client("http://localhost:1", accept=ext.PERPLEXITY)
 """,
+    "schema": """
+import dataclasses
+@dataclasses.dataclass
+class City:
+    name: str
+def answer(request, call):
+    assert request.response_format.schema["required"] == ["name"]
+    yield svir.Completed(svir.Completion('{"name": "Oslo"}', finish_reason="stop"))
+client = svir.Client("http://localhost:1", layers=[answer])
+assert ext.ask(client, svir.Request("m", "hi"), City)[0] == City("Oslo")
+""",
+    "tools": """
+def weather(city: str) -> str:
+    return "12 C in " + city
+tools = ext.Tools(weather)
+assert [tool.name for tool in tools] == ["weather"]
+calls = [svir.ToolCall("1", "weather", '{"city": "Oslo"}')]
+assert tools.call_all(calls, workers=2) == [svir.ToolResult("1", "12 C in Oslo")]
+assert tools.call(svir.ToolCall("1", "weather")).is_error
+""",
     "testing": """
 with ext.MockServer() as server, svir.Client(server.url) as client:
     server.reply(ext.text_answer("o", "k"))
@@ -48,15 +68,21 @@ with ext.MockServer() as server, svir.Client(server.url) as client:
 }
 
 
+# The blocks that a block imports.
+NEEDS = {"tools": ["schema"]}
+
+
+@pytest.mark.parametrize("module", ["svir_ext.{}", "{}"], ids=["package", "beside"])
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_a_block_alone(name: str, tmp_path: Path) -> None:
+def test_a_block_alone(name: str, module: str, tmp_path: Path) -> None:
     shutil.copy(ROOT / "svir.py", tmp_path)
-    package = tmp_path / "svir_ext"
-    package.mkdir()
-    shutil.copy(ROOT / "svir_ext" / f"{name}.py", package)
+    folder = tmp_path / "svir_ext" if "." in module else tmp_path
+    folder.mkdir(exist_ok=True)
+    for each in (name, *NEEDS.get(name, ())):
+        shutil.copy(ROOT / "svir_ext" / f"{each}.py", folder)
     code = (
         "import sys\nsys.path.insert(0, sys.argv[1])\n"
-        f"import svir\nimport svir_ext.{name} as ext\n{SCRIPTS[name]}"
+        f"import svir\nimport {module.format(name)} as ext\n{SCRIPTS[name]}"
         "assert not any('site-packages' in path for path in sys.path)\n"
     )
     command = [sys.executable, "-I", "-S", "-X", "dev", "-W", "error", "-c", code, str(tmp_path)]

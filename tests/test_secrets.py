@@ -168,9 +168,24 @@ def test_edges_are_trimmed(
     assert svir.Secret.from_file(tmp_path / "key").reveal() == KEY
 
 
+@pytest.mark.parametrize("value", [HEADER, f"Bearer {KEY}", f"{KEY}=="])
+def test_a_header_from_outside(
+    value: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A header's value may be of two words, as no key is."""
+    monkeypatch.setenv(ENV, value)
+    (tmp_path / "header").write_text(value + "\n", encoding="utf-8")
+    headers = {"x-a": svir.Secret.from_env(ENV), "x-b": svir.Secret.from_file(tmp_path / "header")}
+    with MockServer() as server:
+        server.reply(text_answer("ok"))
+        pickle.loads(pickle.dumps(svir.Client(server.url, headers=headers))).complete(REQUEST)
+        (seen,) = server.requests
+    assert (seen.headers["x-a"], seen.headers["x-b"]) == (value, value)
+
+
 # -- Errors of construction -----------------------------------------------------------------------
 
-BAD_KEYS = {
+BAD_KEYS: dict[str, Callable[[], Any]] = {
     "a line break at the end": lambda: KEY + "\n",
     "a line break inside": lambda: f"{KEY}\r\nx-evil: 1",
     "a blank at the edge": lambda: f" {KEY}",
@@ -565,7 +580,7 @@ def test_a_function_that_raises(call: str) -> None:
 
 
 def test_a_function_is_asked_before_every_request() -> None:
-    keys = iter(["first", "second", None])
+    keys: Iterator[Any] = iter(["first", "second", None])
     with MockServer() as server:
         server.default(text_answer("ok"))
         client = svir.Client(server.url, api_key=lambda: next(keys))
@@ -869,13 +884,13 @@ def test_a_client_pickles(
 def test_a_client_pickles_with_a_proxy() -> None:
     with MockServer() as proxy:
         proxy.default(text_answer("ok"))
-        for make in (
-            lambda: svir.Client("http://x.example", allow_http=True, proxy=proxy.url),
-            lambda: svir.Client(
-                "http://x.example", allow_http=True, backend=svir.HttpBackend(proxy=proxy.url)
-            ),
-        ):
-            again = pickle.loads(pickle.dumps(make()))
+        options: list[dict[str, Any]] = [
+            {"proxy": proxy.url},
+            {"backend": svir.HttpBackend(proxy=proxy.url)},
+        ]
+        for each in options:
+            client = svir.Client("http://llm.example", allow_http=True, **each)
+            again = pickle.loads(pickle.dumps(client))
             assert again.complete(REQUEST).text == "ok"
 
 

@@ -20,7 +20,7 @@ import svir
 from harness import GOOD_ANSWER, GOOD_BODY, RawServer, chunk, http_answer, sse, table, table_rows
 
 
-def each_row(number: int) -> Any:
+def each_row(number: int) -> pytest.MarkDecorator:
     rows = table_rows(number)
     names = [f"{number}-{position}" for position in range(len(rows))]
     return pytest.mark.parametrize("row", rows, ids=names)
@@ -153,11 +153,15 @@ def localhost_url(port: int) -> str:
 
 
 def time_to_first_byte(server: RawServer) -> float:
-    started = time.monotonic()
-    run = harness.ask(localhost_url(server.port))
-    assert run.error is None, run.error
-    (received,) = server.requests
-    return received.at - started
+    """The best of three: a wait that svir makes is there each time, a busy machine's is not."""
+    found = []
+    for _ in range(3):
+        started = time.monotonic()
+        run = harness.ask(localhost_url(server.port))
+        assert run.error is None, run.error
+        found.append(server.requests[-1].at - started)
+    assert len(server.requests) == 3
+    return min(found)
 
 
 @pytest.mark.usefixtures("both_loopbacks")
@@ -432,7 +436,11 @@ def answer_with(answer: dict[str, Any]) -> svir.Completion:
 @each_row(295)
 def test_reasoning_sent_back(row: dict[str, Any]) -> None:
     only(row, "answer", "send_reasoning", "message")
-    messages = [svir.User("a"), answer_with(row["answer"]).message, svir.User("b")]
+    messages: list[svir.Message] = [
+        svir.User("a"),
+        answer_with(row["answer"]).message,
+        svir.User("b"),
+    ]
     request = svir.Request("m", messages, send_reasoning=row.get("send_reasoning", True))
     assert body_of(request)["messages"][1] == row["message"]
     silent = request.replace(send_reasoning=False)

@@ -150,6 +150,7 @@ def test_every_kind_of_function() -> None:
     assert content(tools, "pair", a="any") == '["any", 2]'
     told = {tool.name: tool for tool in tools}
     assert told["left"].description == "How many are left."
+    assert told["buy"].description == "Buy one."
     assert told["left"].parameters["required"] == ["item"]
     assert told["pair"].parameters["properties"] == {"a": {}, "b": {"default": 2}}
 
@@ -328,6 +329,26 @@ def test_failures_are_results() -> None:
     assert error(tools, "flag") == "sold out"
 
 
+def test_every_result_can_be_sent() -> None:
+    """A file name that is not UTF-8, or a model that writes half a pair, must not end the loop."""
+    tools = Tools()
+    tools.add(lambda x: x, name="echo")
+    tools.add(lambda: (_ for _ in ()).throw(OSError("no \udcff")), name="fail")
+    tools.add(lambda: svir.ToolResult("", "\ud800"), name="own")
+    calls = [
+        svir.ToolCall("1", "echo", '{"x": "\\ud800 \\ud83d\\ude00"}'),
+        svir.ToolCall("2", "echo", '{"x": ["\\udfff"]}'),
+        svir.ToolCall("3", "echo", '{"\\ud800": 1}'),
+        svir.ToolCall("4", "fail"),
+        svir.ToolCall("5", "own"),
+    ]
+    results = tools.call_all(calls)
+    assert [result.content for result in results[:2]] == ["\ufffd 😀", '["\ufffd"]']
+    for result in results:
+        assert "\ufffd" in result.content
+        svir.encode(svir.Request("m", [svir.User("hi"), result]))
+
+
 def test_the_log_tells_no_content(caplog: pytest.LogCaptureFixture) -> None:
     tools = Tools()
 
@@ -343,7 +364,7 @@ def test_the_log_tells_no_content(caplog: pytest.LogCaptureFixture) -> None:
         error(tools, "look_up", secret="secret")
         error(tools, "secret")
     assert len(caplog.records) == 3
-    assert "tool call c1 failed: ValueError" in caplog.records[0].getMessage()
+    assert "tool call c1 failed: look_up: ValueError" in caplog.records[0].getMessage()
     assert "look_up" in caplog.records[0].getMessage()  # where it was raised
     assert "secret" not in caplog.text
     assert {record.levelno for record in caplog.records} == {logging.DEBUG}

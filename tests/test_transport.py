@@ -7,15 +7,17 @@ import contextlib
 import gzip
 import os
 import re
+import select
 import socket
 import ssl
 import sys
+import tempfile
 import threading
 import time
 import tracemalloc
 import zlib
 from pathlib import Path
-from typing import Any, Callable, Iterable, Iterator
+from typing import Any, Callable, Iterator
 
 import pytest
 
@@ -30,18 +32,18 @@ from loopback import (
     read_all,
     read_head,
     run_python,
+    settle,
     timed,
     until_the_end,
 )
-from svir_ext.testing import DONE, MockServer, Reply, sse, text_answer
+from phases import BIG, LINUX, OPEN_ANSWER, UNIX, Asked, ask_in, phases
+from svir_ext.testing import MockServer, text_answer
 
-LINUX = pytest.mark.skipif(sys.platform != "linux", reason="Linux only")
-BIG = svir.Request("m", "x" * (16 << 20))  # more than the buffers of two sockets hold
 SLOW = 5.0  # seconds more than a limit that a call may take, on a busy machine
 
 STREAM = "Content-Type: text/event-stream"
 BODY = b"".join(text_answer("a", "b"))
-OPEN_BODY = b"".join(text_answer("a", finish_reason=None)[:-1])
+OPEN_BODY = b"".join(OPEN_ANSWER)
 
 
 @pytest.fixture(autouse=True)
@@ -76,7 +78,8 @@ def chunks(*pieces: bytes) -> bytes:
 
 LAST = b"0\r\n\r\n"
 CHUNKED = head(STREAM, "Transfer-Encoding: chunked") + chunks(*text_answer("a", "b")) + LAST
-LENGTH = head(STREAM, f"Content-Length: {len(BODY)}") + BODY
+SIZE = f"Content-Length: {len(BODY)}"
+LENGTH = head(STREAM, SIZE) + BODY
 
 
 def text(run: Run) -> str:
@@ -207,10 +210,9 @@ def test_an_idle_connection_has_an_age(
 
 
 NOT_KEPT: dict[str, bytes] = {
-    "connection-close": head(STREAM, "Content-Length: %d" % len(BODY), "Connection: close") + BODY,
-    "close-among-others": head(STREAM, "Content-Length: %d" % len(BODY), "Connection: x, Close")
-    + BODY,
-    "http-1.0": head(STREAM, "Content-Length: %d" % len(BODY), status="HTTP/1.0 200 OK") + BODY,
+    "connection-close": head(STREAM, SIZE, "Connection: close") + BODY,
+    "close-among-others": head(STREAM, SIZE, "Connection: x, Close") + BODY,
+    "http-1.0": head(STREAM, SIZE, status="HTTP/1.0 200 OK") + BODY,
     "no-framing": head(STREAM) + BODY,
     "surplus-after-a-length": LENGTH + b"x",
     "surplus-after-the-last-chunk": CHUNKED + b"x",
@@ -218,9 +220,8 @@ NOT_KEPT: dict[str, bytes] = {
     "a-second-answer-by-length": LENGTH + LENGTH.replace(b'"a"', b'"z"'),
     "no-last-chunk": CHUNKED[: -len(LAST)],
     "half-a-last-chunk": CHUNKED[:-2],
-    "more-chunks-after-done": CHUNKED[: -len(LAST)] + chunks(b": more\n\n") + LAST,
     "a-broken-chunk-after-done": CHUNKED[: -len(LAST)] + b"zz\r\n",
-    "length-too-long": head(STREAM, "Content-Length: %d" % (len(BODY) + 5)) + BODY,
+    "length-too-long": head(STREAM, f"Content-Length: {len(BODY) + 5}") + BODY,
 }
 
 
@@ -238,7 +239,7 @@ def test_a_connection_that_is_not_kept(server: MockServer, client: svir.Client, 
 def test_http_1_0_may_ask_to_be_kept(server: MockServer, client: svir.Client) -> None:
     def talk(conn: Any) -> None:
         while receive(conn) is not None:
-            lines = (STREAM, f"Content-Length: {len(BODY)}", "Connection: Keep-Alive")
+            lines = (STREAM, SIZE, "Connection: Keep-Alive")
             conn.sendall(head(*lines, status="HTTP/1.0 200 OK") + BODY)
 
     with Peer(talk) as peer, svir.Client(peer.url) as client:
@@ -383,7 +384,7 @@ WHOLE: dict[str, bytes] = {
     "http-1.0": head(PLAIN, status="HTTP/1.0 200 OK") + b"hello",
     "no-blank-after-colons": b"HTTP/1.1 200 OK\r\na:b\r\ncontent-length:5\r\n\r\nhello",
     "lf-only-headers": b"HTTP/1.1 200 OK\nContent-Length: 5\n\nhello",
-    "100-headers": head(*["A: b"] * 99, "Content-Length: 5") + b"hello",
+    "99-headers": head(*["A: b"] * 98, "Content-Length: 5") + b"hello",
     "a-long-header": head("A: " + "b" * 60000, "Content-Length: 5") + b"hello",
     "100-before": head(status="HTTP/1.1 100 Continue")
     + head(PLAIN, "Content-Length: 5")
@@ -555,7 +556,7 @@ def test_every_cut(server: MockServer, client: svir.Client, name: str, reset: bo
             assert stream.result().text == "ab", shown
             continue
         if at == done_at - 1 and name == "close" and not reset:
-            assert stream.result().text == "ab"  # S9: the line counts without its end
+            assert stream.result().text == "ab", "S9: the line counts without its end"
             continue
         _, error = timed(stream.result)
         kinds = [svir.Truncated, svir.Disconnected][at < body_at :]
@@ -622,6 +623,7 @@ EARLY = {
     503: svir.Unavailable,
 }
 CONTINUE = head(status="HTTP/1.1 100 Continue")
+BIG_LENGTH = svir.encode(BIG.replace(include_usage=True)).length
 
 
 def early_answer(status: int) -> bytes:
@@ -666,9 +668,7 @@ def test_a_1xx_in_the_middle_of_an_upload(server: MockServer, pieces: int) -> No
         read_head(conn)
         for piece in [*cut, head("Link: x", status="HTTP/1.1 103 Early Hints"), *cut]:
             conn.sendall(piece)
-        left = bytes(BIG) if False else svir.encode(BIG.replace(include_usage=True)).length
-        while left:
-            left -= len(conn.recv(1 << 20))
+        take(conn, BIG_LENGTH)
         conn.sendall(LENGTH)
 
     with Peer(talk) as peer, svir.Client(peer.url) as client:
@@ -714,3 +714,1029 @@ def test_an_early_answer_over_tls(tls: Any, status: int, then: str) -> None:
         return
     assert type(error) is EARLY[status]
     assert error.server_message == "too much of it"
+
+
+# -- No connection --------------------------------------------------------------------------------
+
+
+def test_a_refused_connection() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    error = failure(ask(f"http://127.0.0.1:{port}"))
+    assert type(error) is svir.ConnectError
+    assert (error.unsent, error.retryable, error.in_stream) == (True, True, False)
+    assert f"cannot connect to 127.0.0.1:{port}" in str(error)
+    assert "Is the server running?" in str(error)
+
+
+def test_an_unknown_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(*args: Any, **options: Any) -> Any:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    too_long = "a" * 70 + ".example"
+    long_error = failure(ask(f"http://{too_long}", allow_http=True))
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    error = failure(ask("http://nowhere.example", allow_http=True))
+    for each, host in ((error, "nowhere.example"), (long_error, too_long)):
+        assert type(each) is svir.ConnectError
+        assert each.unsent
+        assert f"cannot find the host {host}" in str(each)
+    assert "Name or service not known" in str(error)
+
+
+def resolves_to(monkeypatch: pytest.MonkeyPatch, *found: Any) -> None:
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **options: list(found))
+
+
+def test_an_address_that_cannot_be_used(
+    server: MockServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A family or route that this system lacks: the next address is tried."""
+    port = int(server.url.rpartition(":")[2])
+    lost: list[Any] = [
+        (9999, socket.SOCK_STREAM, 0, "", ("127.0.0.1", port)),
+        (socket.AF_INET, socket.SOCK_STREAM, 0, "", ("255.255.255.255", port)),
+    ]
+    server.default(text_answer("a"))
+    resolves_to(monkeypatch, *lost)
+    error = failure(ask("http://host.example", allow_http=True))
+    assert type(error) is svir.ConnectError
+    assert error.unsent
+    usable = (socket.AF_INET, socket.SOCK_STREAM, 0, "", ("127.0.0.1", port))
+    resolves_to(monkeypatch, *lost, usable)
+    assert text(ask("http://host.example", allow_http=True)) == "a"
+    resolves_to(monkeypatch)
+    assert type(failure(ask("http://host.example", allow_http=True))) is svir.ConnectError
+
+
+@LINUX
+def test_an_address_that_does_not_answer(
+    server: MockServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next address is tried before the first one's time is over (Q11)."""
+    server.default(text_answer("a"))
+    ports = [int(server.url.rpartition(":")[2])]
+    with full_backlog() as url:
+        ports.insert(0, int(url.rpartition(":")[2]))
+        places = [("127.0.0.1", port) for port in ports]
+        resolves_to(monkeypatch, *[(socket.AF_INET, socket.SOCK_STREAM, 0, "", p) for p in places])
+        started = time.monotonic()
+        assert text(ask("http://host.example", allow_http=True, connect_timeout=30.0)) == "a"
+        assert time.monotonic() - started < SLOW
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_localhost_with_one_family_listening(host: str) -> None:
+    try:
+        peer = Peer(lambda conn: receive(conn) and conn.sendall(LENGTH), host=host)
+    except OSError:
+        pytest.skip(f"no {host} here")
+    with peer:
+        started = time.monotonic()
+        assert text(ask(f"http://localhost:{peer.port}")) == "ab"
+        assert text(ask(peer.url)) == "ab"
+        assert time.monotonic() - started < SLOW
+
+
+# -- Limits of time -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def in_phase(tls: Any) -> Iterator[Callable[..., Asked]]:
+    with contextlib.ExitStack() as stack:
+        yield lambda name, **settings: ask_in(name, stack, tls, **settings)
+
+
+CONNECTING = ("connecting", "tls-handshake", "connect-by-proxy")
+
+
+@phases("asleep-in-a-layer")
+@pytest.mark.parametrize("how", ["stream", "send"])
+def test_the_limit_of_each_wait(phase: str, how: str, in_phase: Any) -> None:
+    """connect_timeout or idle_timeout ends each wait, with one kind of error."""
+    short = {"connect_timeout": 0.1} if phase in CONNECTING else {"idle_timeout": 0.1}
+    opened = in_phase(phase, **{"connect_timeout": 60.0, "idle_timeout": 60.0, **short}).open(how)
+    seconds, error = timed(lambda: read_all(opened))
+    assert 0.08 < seconds < SLOW
+    if phase in CONNECTING:
+        assert type(error) is svir.ConnectError
+        assert (error.unsent, error.retryable) == (True, True)
+        assert phase == "connect-by-proxy" or "connect_timeout=" in str(error)
+    elif phase == "body-of-an-error":
+        assert (type(error), error.status) == (svir.Unsupported, 400)
+    else:
+        assert type(error) is svir.Timeout
+        assert (error.unsent, error.retryable) == (False, True)
+        assert "nothing came for 0.1 s: idle_timeout= sets the limit" in str(error)
+    with pytest.raises(type(error)):
+        read_all(opened)
+
+
+def deadline_layer(request: svir.Request, call: svir.Call) -> Iterator[svir.Event]:
+    with call.deadline(60, "not this one"), call.deadline(0.1, "the layer's own words"):
+        yield from call(request)
+
+
+@phases()
+@pytest.mark.parametrize("limit", ["total_timeout", "deadline"])
+def test_the_limit_of_the_whole(phase: str, limit: str, in_phase: Any) -> None:
+    """total_timeout and a layer's deadline bound every wait, and both say so."""
+    settings: dict[str, Any] = {"connect_timeout": 60.0, "idle_timeout": 60.0}
+    if limit == "total_timeout":
+        settings["total_timeout"] = 0.1
+        words = "not done after 0.1 s: total_timeout= sets the limit"
+    else:
+        settings["layers"] = [deadline_layer]
+        words = "the layer's own words"
+    asked = in_phase(phase, **settings)
+    seconds, error = timed(asked.stream().result)
+    assert 0.08 < seconds < SLOW
+    if phase == "body-of-an-error":
+        assert (type(error), error.status) == (svir.Unsupported, 400)
+        return
+    assert type(error) is svir.Timeout
+    assert words in str(error)
+    assert error.unsent is (phase in CONNECTING)
+
+
+@phases("asleep-in-a-layer", "body-of-an-error")
+def test_the_limit_of_the_whole_of_a_raw_stream(phase: str, in_phase: Any) -> None:
+    asked = in_phase(phase, connect_timeout=60.0, idle_timeout=60.0, total_timeout=0.1)
+    seconds, error = timed(lambda: read_all(asked.open("send")))
+    assert 0.08 < seconds < SLOW
+    assert type(error) is svir.Timeout
+    assert "total_timeout=" in str(error)
+
+
+@pytest.mark.parametrize("limit", ["idle_timeout", "total_timeout"])
+def test_the_limits_of_a_listing(server: MockServer, limit: str) -> None:
+    server.reply(b'{"data":', path="/models", hang=True)
+    client = svir.Client(server.url, **{"idle_timeout": 60.0, limit: 0.2})
+    seconds, error = timed(client.list_models)
+    assert seconds < SLOW
+    assert type(error) is svir.Timeout
+    assert f"{limit}=" in str(error)
+
+
+def drip(conn: Any, data: bytes, pause: float) -> None:
+    """Send a byte at a time for as long as the client stays."""
+    done = threading.Event()
+    for byte in single_bytes(data):
+        conn.sendall(byte)
+        done.wait(pause)
+
+
+DRIPS = {
+    "headers": (head("A: " + "b" * 5000), 0.02),
+    "headers-fast": (head(*["A: " + "b" * 60000] * 90), 0.0),
+    "1xx": (head(status="HTTP/1.1 103 Early Hints") * 100, 0.02),
+    "chunk-extension": (head(STREAM, CODED) + b"1;" + b"x" * 5000, 0.02),
+    "comments": (head(STREAM) + b": x\n" * 5000, 0.02),
+}
+
+
+@pytest.mark.parametrize("name", DRIPS)
+def test_a_server_that_drips_does_not_pass_the_limit_of_the_whole(name: str) -> None:
+    """Every byte comes in time, and still the whole has a limit."""
+    data, pause = DRIPS[name]
+    with Peer(lambda conn: receive(conn) and drip(conn, data, pause)) as peer:
+        seconds, error = timed(svir.Client(peer.url, total_timeout=0.4).stream(REQUEST).result)
+    assert 0.3 < seconds < SLOW
+    assert type(error) is svir.Timeout
+    assert "total_timeout=" in str(error)
+
+
+@pytest.mark.parametrize("answer", [b"HTTP/1.1 100 Continue\r\n\r\n", b"HTTP/1.1 103 x\r\n\r\n"])
+def test_1xx_without_end(answer: bytes) -> None:
+    """They come as fast as they are read."""
+
+    def talk(conn: Any) -> None:
+        receive(conn)
+        while True:
+            conn.sendall(answer * 100)
+
+    with Peer(talk) as peer:
+        seconds, error = timed(svir.Client(peer.url, total_timeout=0.4).stream(REQUEST).result)
+        assert 0.3 < seconds < SLOW
+        assert type(error) is svir.Timeout
+        stream = svir.Client(peer.url).stream(REQUEST)
+        reader = Reader(stream.result)
+        eventually(lambda: peer.connections == 2)
+        stream.close()
+        assert reader.join()
+        assert isinstance(reader.error, svir.Cancelled)
+
+
+@pytest.mark.parametrize("part", ["headers", "body"])
+def test_a_slow_server_is_waited_for(part: str) -> None:
+    """idle_timeout is for silence: some bytes now and then are enough."""
+    first = LENGTH.index(b"\r\n\r\n") if part == "headers" else LENGTH.index(b"data:")
+    at = range(first, first + 10)
+
+    def talk(conn: Any) -> None:
+        receive(conn)
+        conn.sendall(LENGTH[: at[0]])
+        for place in at:
+            pause(0.15)
+            conn.sendall(LENGTH[place : place + 1])
+        conn.sendall(LENGTH[at[-1] + 1 :])
+
+    pause = threading.Event().wait
+    with Peer(talk) as peer:
+        started = time.monotonic()
+        assert text(ask(peer.url, idle_timeout=1.0)) == "ab"
+        assert time.monotonic() - started > 1.4
+
+
+def take(conn: Any, size: int) -> None:
+    """Read so many bytes, and forget them."""
+    while size:
+        data = conn.recv(min(size, 65536))
+        if not data:
+            raise ConnectionError("the client left")
+        size -= len(data)
+
+
+@pytest.mark.parametrize("secure", [False, True])
+@pytest.mark.parametrize("limit", ["idle_timeout", "total_timeout"])
+def test_a_slow_upload(tls: Any, limit: str, secure: bool) -> None:
+    """A server that takes a little now and then keeps idle_timeout away, not total_timeout."""
+    context = tls.server()
+
+    def talk(conn: Any) -> None:
+        if secure:
+            conn = context.wrap_socket(conn, server_side=True)
+        with conn:
+            read_head(conn)
+            for _ in range(20):
+                pause(0.06)
+                take(conn, 1 << 18)
+            take(conn, BIG_LENGTH - 20 * (1 << 18))
+            conn.sendall(LENGTH)
+
+    pause = threading.Event().wait
+    settings: dict[str, Any] = {"cafile": tls.cafile} if secure else {}
+    with Peer(talk) as peer, svir.Client(
+        peer.tls_url if secure else peer.url, **settings, **{limit: 1.0}
+    ) as client:
+        started = time.monotonic()
+        if limit == "idle_timeout":
+            assert client.complete(BIG).text == "ab"
+            assert time.monotonic() - started > 1.0, "the server was not slow"
+            return
+        seconds, error = timed(lambda: client.complete(BIG))
+    assert type(error) is svir.Timeout
+    assert "total_timeout=" in str(error)
+    assert 0.9 < seconds < 1.0 + SLOW
+
+
+def test_a_deadline_that_was_met_bounds_nothing_more(
+    server: MockServer, client: svir.Client, later: Later
+) -> None:
+    def first_token(request: svir.Request, call: svir.Call) -> Iterator[svir.Event]:
+        with call.deadline(20.0, "no first token") as deadline:
+            for event in call(request):
+                deadline.clear()
+                yield event
+
+    gate = threading.Event()
+    server.reply(text_answer("a", gate, "b"))
+    with svir.Client(server.url, layers=[first_token]) as client:
+        stream = client.stream(REQUEST)
+        assert next(stream) == svir.TextDelta("a")
+        later.ahead += 60
+        gate.set()
+        assert stream.result().text == "ab"
+
+
+# -- Compression ----------------------------------------------------------------------------------
+
+
+def raw_deflate(data: bytes) -> bytes:
+    packer = zlib.compressobj(wbits=-15)
+    return packer.compress(data) + packer.flush()
+
+
+PACKERS: dict[str, tuple[str, Callable[[bytes], bytes]]] = {
+    "gzip": ("gzip", gzip.compress),
+    "x-gzip": ("X-GZip", gzip.compress),
+    "deflate": ("deflate", zlib.compress),
+    "deflate-raw": ("deflate", raw_deflate),
+    "gzip-members": ("gzip", lambda data: gzip.compress(data[:50]) + gzip.compress(data[50:])),
+    "gzip-empty-member": ("gzip", lambda data: gzip.compress(b"") + gzip.compress(data)),
+}
+
+
+@pytest.mark.parametrize("pace", ["at once", "one byte a time"])
+@pytest.mark.parametrize("name", PACKERS)
+def test_a_compressed_answer(
+    server: MockServer, client: svir.Client, name: str, pace: str
+) -> None:
+    """H8: identity was asked for; it is read all the same, with a quirk."""
+    coding, pack = PACKERS[name]
+    packed = pack(BODY)
+    headers = {"content-encoding": coding}
+    server.reply(packed if pace == "at once" else single_bytes(packed), headers=headers)
+    completion = client.complete(REQUEST)
+    assert (completion.text, completion.quirks) == ("ab", ("unasked-encoding",))
+    assert server.requests[0].headers["accept-encoding"] == "identity"
+    server.reply(packed, headers=headers)
+    assert raw_body(client) == packed, "a raw stream stays compressed"
+    server.reply(pack(b'{"error": {"message": "no"}}'), headers=headers, status=500)
+    with pytest.raises(svir.Unavailable) as caught:
+        client.complete(REQUEST)
+    assert caught.value.server_message == "no"
+    server.reply(pack(b'{"data": [{"id": "m"}]}'), headers=headers, path="/models")
+    assert [model.id for model in client.list_models()] == ["m"]
+
+
+@pytest.mark.parametrize("name", ["flushed", "members"])
+def test_a_compressed_answer_streams(server: MockServer, client: svir.Client, name: str) -> None:
+    """What can be read of it is given out at once, not with the next bytes."""
+    gate, packer = threading.Event(), zlib.compressobj(wbits=31)
+
+    def pack(part: bytes) -> bytes:
+        if name == "members":
+            return gzip.compress(part)
+        return packer.compress(part) + packer.flush(zlib.Z_SYNC_FLUSH)
+
+    role, first, *rest = text_answer("a", "b")
+    steps = [pack(role), pack(first), gate, *[pack(part) for part in rest]]
+    server.reply(steps, b"" if name == "members" else packer.flush(), **GZIP)
+    with client.stream(REQUEST) as stream:
+        reader = Reader(lambda: next(stream))
+        assert reader.join(5), "the event was held back"
+        assert reader.value == svir.TextDelta("a")
+        gate.set()
+        assert stream.result().text == "ab"
+
+
+GZIP: dict[str, Any] = {"headers": {"content-encoding": "gzip"}}
+
+
+@pytest.mark.parametrize("coding", ["br", "zstd", "gzip, br", "gzip;q=1", "compress", "é"])
+def test_an_encoding_that_is_not_read(
+    server: MockServer, client: svir.Client, coding: str
+) -> None:
+    server.default(BODY, headers={"content-encoding": coding})
+    _, error = timed(lambda: client.complete(REQUEST))
+    assert type(error) is svir.ProtocolError
+    assert "encoding that was not asked for" in str(error)
+    assert ascii(coding) in str(error)
+    assert raw_body(client) == BODY
+
+
+def test_identity_is_no_encoding(server: MockServer, client: svir.Client) -> None:
+    server.default(BODY, headers={"content-encoding": "Identity"})
+    completion = client.complete(REQUEST)
+    assert (completion.text, completion.quirks) == ("ab", ())
+
+
+@pytest.mark.parametrize("name", ["gzip", "deflate", "deflate-raw"])
+def test_every_broken_or_cut_compression(
+    server: MockServer, client: svir.Client, name: str
+) -> None:
+    """Never an answer that looks whole, unless all of it had come; never a stray exception."""
+    coding, pack = PACKERS[name]
+    packed = pack(BODY)
+    headers = {"content-encoding": coding}
+    kinds = {svir.ProtocolError, svir.Truncated, svir.Unsupported}
+    for at in range(0, len(packed), 2):
+        server.reply(packed[:at], headers=headers)
+        flipped = bytes([packed[at] ^ 0x55])
+        server.reply(packed[:at] + flipped + packed[at + 1 :], headers=headers)
+        cut = ask(server.url)
+        assert type(cut.error) is svir.Truncated or text(cut) == "ab", f"cut at {at}"
+        broken = ask(server.url)
+        assert type(broken.error) in kinds or text(broken) == "ab", f"broken at {at}"
+
+
+@pytest.fixture(scope="module")
+def bomb() -> bytes:
+    """128 MiB of comments, in 128 KiB."""
+    packer, line = zlib.compressobj(9, wbits=31), b": " + b"x" * 65533 + b"\n"
+    return b"".join(packer.compress(line) for _ in range(2048)) + packer.flush()
+
+
+def peak_of(call: Callable[[], object]) -> int:
+    """The most memory that was in use during the call, in bytes, more than before it."""
+    tracemalloc.start()
+    try:
+        call()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.skipif(not hasattr(sys, "getrefcount"), reason="no tracemalloc on PyPy")
+def test_a_bomb_is_stopped_by_the_limit(server: MockServer, bomb: bytes) -> None:
+    """wire_bytes counts what was decoded, and no more than a block of it is held."""
+    server.reply(bomb, **GZIP)
+    stream = svir.Client(server.url, limits=svir.Limits(wire_bytes=8 << 20)).stream(REQUEST)
+    errors: list[svir.Error] = []
+    peak = peak_of(lambda: errors.append(timed(stream.result)[1]))
+    assert type(errors[0]) is svir.LimitExceeded
+    assert peak < 3 << 20
+
+
+@pytest.mark.skipif(not hasattr(sys, "getrefcount"), reason="no tracemalloc on PyPy")
+def test_a_bomb_elsewhere(server: MockServer, client: svir.Client, bomb: bytes) -> None:
+    """In an error's body, in a list of models, and beyond the end of an answer."""
+    errors: list[svir.Error] = []
+    server.reply(bomb, status=500, **GZIP)
+    assert peak_of(lambda: errors.append(timed(lambda: client.complete(REQUEST))[1])) < 3 << 20
+    server.reply(bomb, path="/models", **GZIP)
+    assert peak_of(lambda: errors.append(timed(client.list_models)[1])) < 20 << 20
+    assert [type(error) for error in errors] == [svir.Unavailable, svir.LimitExceeded]
+    server.reply(gzip.compress(BODY), bomb, **GZIP)
+    assert client.complete(REQUEST).text == "ab"
+
+
+# -- TLS ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def secure(tls: Any) -> Iterator[MockServer]:
+    with MockServer(tls=tls.server()) as server:
+        server.default(text_answer("a"))
+        yield server
+
+
+@pytest.mark.parametrize("how", ["cafile", "cafile-path", "ssl_context", "backend"])
+def test_a_private_root(secure: MockServer, tls: Any, how: str) -> None:
+    context = ssl.create_default_context(cafile=tls.cafile)
+    settings: dict[str, dict[str, Any]] = {
+        "cafile": {"cafile": tls.cafile},
+        "cafile-path": {"cafile": Path(tls.cafile)},
+        "ssl_context": {"ssl_context": context},
+        "backend": {"backend": svir.HttpBackend(ssl_context=context)},
+    }
+    for host in ("127.0.0.1", "localhost"):
+        with svir.Client(secure.url.replace("127.0.0.1", host), **settings[how]) as client:
+            assert [client.complete(REQUEST).text for _ in range(2)] == ["a", "a"]
+            assert raw_body(client) == b"".join(text_answer("a"))
+    assert connections_used(secure) == [1, 1, 1, 2, 2, 2], "TLS connections are kept as well"
+
+
+def refused(url: str, **settings: Any) -> svir.Error:
+    error = failure(ask(url, **settings))
+    assert type(error) is svir.ConnectError
+    assert (error.unsent, error.retryable) == (True, True)
+    return error
+
+
+def test_an_unknown_root(secure: MockServer, tls: Any) -> None:
+    """Q10: what was trusted is named, and what to pass."""
+    error = refused(secure.url)
+    paths = ssl.get_default_verify_paths()
+    assert (paths.cafile or paths.openssl_cafile) in str(error)
+    assert (paths.capath or paths.openssl_capath) in str(error)
+    certifi = pytest.importorskip("certifi")
+    assert certifi.where() in str(error)
+    assert "cafile=" in str(error)
+    own = refused(secure.url, cafile=certifi.where())
+    assert certifi.where() in str(own)
+    given = refused(secure.url, ssl_context=ssl.create_default_context(cafile=certifi.where()))
+    assert "what the caller's ssl_context holds" in str(given)
+    assert secure.requests == []
+
+
+@pytest.mark.parametrize(("name", "words"), [("elsewhere", "127.0.0.1"), ("expired", "expired")])
+def test_a_wrong_certificate(tls: Any, name: str, words: str) -> None:
+    with MockServer(tls=tls.server(name)) as server:
+        error = refused(server.url, cafile=tls.cafile)
+        assert "the certificate of 127.0.0.1 was not accepted" in str(error)
+        assert words in str(error).partition("not accepted")[2].lower()
+        assert server.requests == []
+
+
+def test_a_ca_file_that_is_none(tmp_path: Path, secure: MockServer) -> None:
+    with pytest.raises(svir.ConfigError, match="is not a file"):
+        svir.Client("https://localhost", cafile=tmp_path / "missing.pem")
+    (tmp_path / "empty.pem").write_text("no certificate")
+    error = failure(ask(secure.url, cafile=tmp_path / "empty.pem"))
+    assert type(error) is svir.ConfigError
+    assert "empty.pem" in str(error)
+    with pytest.raises(svir.ConfigError, match="not both"):
+        svir.Client(
+            "https://localhost",
+            cafile=tmp_path / "empty.pem",
+            ssl_context=ssl.create_default_context(),
+        )
+
+
+class NotAContext:
+    """What a host puts in the place of ssl.SSLContext (hosts.md 7): it only can wrap."""
+
+    def __init__(self, context: ssl.SSLContext) -> None:
+        self._context = context
+
+    def wrap_socket(self, sock: socket.socket, **options: Any) -> ssl.SSLSocket:
+        return self._context.wrap_socket(sock, **options)
+
+    def cert_store_stats(self) -> None:
+        raise NotImplementedError
+
+
+def test_an_object_in_the_place_of_a_context(secure: MockServer, tls: Any) -> None:
+    context: Any = NotAContext(ssl.create_default_context(cafile=tls.cafile))
+    assert text(ask(secure.url, ssl_context=context)) == "a"
+    nothing_known: Any = NotAContext(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
+    assert "what the caller's ssl_context holds" in str(
+        refused(secure.url, ssl_context=nothing_known)
+    )
+
+
+TLS_ENDS = {
+    "chunked": (CHUNKED, "ab"),
+    "length": (LENGTH, "ab"),
+    "close": (head(STREAM) + BODY, "ab"),
+    "close-and-cut": (head(STREAM) + OPEN_BODY, svir.Truncated),
+    "chunked-and-cut": (head(STREAM, CODED) + chunks(OPEN_BODY), svir.Truncated),
+    "length-and-cut": (head(STREAM, "Content-Length: 9999") + OPEN_BODY, svir.Truncated),
+    "before-the-body": (head(STREAM, CODED), svir.Truncated),
+    "inside-the-headers": (head(STREAM, CODED)[:40], svir.Disconnected),
+    "no-answer": (b"", svir.Disconnected),
+}
+
+
+@pytest.mark.parametrize("notified", [False, True])
+@pytest.mark.parametrize("name", TLS_ENDS)
+def test_the_end_of_a_tls_connection(tls: Any, name: str, notified: bool) -> None:
+    """H13: with close_notify or without one, the framing decides whether it was whole."""
+    data, expected = TLS_ENDS[name]
+    context = tls.server()
+
+    def talk(conn: Any) -> None:
+        with context.wrap_socket(conn, server_side=True) as wrapped:
+            receive(wrapped)
+            wrapped.sendall(data)
+            if notified:
+                wrapped.unwrap()
+
+    with Peer(talk) as peer:
+        run = ask(peer.tls_url, cafile=tls.cafile)
+    if isinstance(expected, str):
+        assert text(run) == expected
+    else:
+        assert type(run.error) is expected
+        assert not run.error.unsent
+
+
+def test_a_plain_server_behind_an_https_url(server: MockServer) -> None:
+    with Peer(lambda conn: conn.sendall(LENGTH)) as peer:
+        error = refused(peer.tls_url)
+    assert "the TLS handshake with 127.0.0.1 failed" in str(error)
+    assert "Is it an https server?" in str(error)
+    with Peer(lambda conn: conn.recv(100)) as peer:  # it hangs up on the ClientHello
+        assert "Is it an https server?" in str(refused(peer.tls_url))
+
+
+def test_an_https_server_behind_an_http_url(tls: Any) -> None:
+    context = tls.server()
+
+    def talk(conn: Any) -> None:
+        context.wrap_socket(conn, server_side=True).close()
+
+    with Peer(talk) as peer:
+        error = failure(ask(peer.url))
+    assert type(error) in (svir.ProtocolError, svir.Disconnected)
+    assert not error.unsent
+
+
+# -- Proxies --------------------------------------------------------------------------------------
+
+
+class Proxy:
+    """A small HTTP proxy: CONNECT to one server, whatever its name; other requests it answers."""
+
+    def __init__(self, server: MockServer | None = None, refusal: bytes = b"") -> None:
+        self.server, self.refusal = server, refusal
+        self.heads: list[str] = []
+
+    def __enter__(self) -> Proxy:
+        self.peer = Peer(self.talk).__enter__()
+        self.url = self.peer.url
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.peer.__exit__(*error)
+
+    def url_with(self, credentials: str) -> str:
+        return self.url.replace("//", f"//{credentials}@")
+
+    def talk(self, conn: Any) -> None:
+        while True:
+            head = read_head(conn).decode("latin-1")
+            self.heads.append(head)
+            if self.refusal:
+                conn.sendall(self.refusal)
+                return
+            if head.startswith("CONNECT "):
+                self.tunnel(conn)
+                return
+            length = re.search(r"(?i)content-length: (\d+)", head)
+            take(conn, int(length.group(1)) if length else 0)
+            conn.sendall(LENGTH)
+
+    def tunnel(self, conn: Any) -> None:
+        assert self.server is not None
+        port = int(self.server.url.rpartition(":")[2])
+        with socket.create_connection(("127.0.0.1", port), 10) as out:
+            out.settimeout(None)
+            conn.sendall(head("Via: test", status="HTTP/1.1 200 Connection established"))
+            back = threading.Thread(target=pump, args=(out, conn), name="Proxy")
+            back.start()
+            try:
+                pump(conn, out)
+            finally:
+                back.join()
+
+
+def pump(source: socket.socket, sink: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        for data in iter(lambda: source.recv(65536), b""):
+            sink.sendall(data)
+    for sock in (source, sink):
+        with contextlib.suppress(OSError):
+            sock.shutdown(socket.SHUT_RDWR)
+
+
+CREDENTIALS = "user:p%40ss%20word"
+BASIC = "Basic " + base64.b64encode(b"user:p@ss word").decode("ascii")
+KEY = "sk-not-for-proxies"
+
+
+@pytest.mark.parametrize("credentials", ["", CREDENTIALS])
+def test_https_through_a_proxy(secure: MockServer, tls: Any, credentials: str) -> None:
+    """The proxy connects, and sees neither the key nor the request; the name is checked."""
+    with Proxy(secure) as proxy:
+        url = proxy.url_with(credentials) if credentials else proxy.url
+        with svir.Client("https://localhost", proxy=url, cafile=tls.cafile, api_key=KEY) as client:
+            assert [client.complete(REQUEST).text for _ in range(2)] == ["a", "a"]
+        wrong = refused("https://host.example:8443/v1", proxy=url, cafile=tls.cafile, api_key=KEY)
+        assert "the certificate of host.example was not accepted" in str(wrong)
+        first, other = proxy.heads
+    assert first.startswith("CONNECT localhost:443 HTTP/1.1\r\nhost: localhost:443\r\n")
+    assert other.startswith("CONNECT host.example:8443 HTTP/1.1\r\n")
+    assert KEY not in first + other
+    assert (f"proxy-authorization: {BASIC}" in first) is bool(credentials)
+    assert ("proxy-authorization" in first) is bool(credentials)
+    for request in secure.requests:
+        assert request.headers["authorization"] == f"Bearer {KEY}"
+        assert request.headers["host"] == "localhost"
+        assert request.path == "/v1/chat/completions"
+        assert "proxy-authorization" not in request.headers
+    assert connections_used(secure) == [1, 1], "a tunnel is kept"
+
+
+def test_the_host_of_a_tunnel_may_be_an_address(tls: Any, secure: MockServer) -> None:
+    with Proxy(secure) as proxy:
+        assert text(ask("https://[::1]:9", proxy=proxy.url, cafile=tls.cafile)) == "a"
+        assert proxy.heads[0].startswith("CONNECT [::1]:9 HTTP/1.1\r\nhost: [::1]:9\r\n")
+
+
+@pytest.mark.parametrize("credentials", ["", CREDENTIALS])
+def test_http_through_a_proxy(credentials: str) -> None:
+    with Proxy() as proxy:
+        url = proxy.url_with(credentials) if credentials else proxy.url
+        with svir.Client("http://localhost:9", proxy=url, api_key=KEY) as client:
+            assert [client.complete(REQUEST).text for _ in range(2)] == ["ab", "ab"]
+        assert proxy.peer.connections == 1
+    for got in proxy.heads:
+        assert got.startswith("POST http://localhost:9/v1/chat/completions HTTP/1.1\r\n")
+        assert "host: localhost:9\r\n" in got
+        assert f"authorization: Bearer {KEY}\r\n" in got
+        assert (f"proxy-authorization: {BASIC}\r\n" in got) is bool(credentials)
+
+
+REFUSALS = {
+    "password": (head(status="HTTP/1.1 407 Proxy Authentication Required"), 'proxy="http://user:'),
+    "forbidden": (head(status="HTTP/1.1 403 Forbidden"), "answered 403 to CONNECT"),
+    "gateway": (head("Content-Length: 2", status="HTTP/1.1 502 No") + b"no", "answered 502"),
+    "redirect": (head("Location: /", status="HTTP/1.1 302 Found"), "answered 302"),
+    "1xx-first": (
+        head(status="HTTP/1.1 103 x") + head(status="HTTP/1.1 407 Password"),
+        "answered 407",
+    ),
+    "garbage": (b"220 smtp.example ESMTP\r\n", "did not answer CONNECT"),
+    "cut": (b"HTTP/1.1 200 Connection est", "did not answer CONNECT"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_a_proxy_that_refuses(name: str) -> None:
+    data, words = REFUSALS[name]
+    with Proxy(refusal=data) as proxy:
+        url = proxy.url_with(CREDENTIALS)
+        error = refused("https://host.example", proxy=url, api_key=KEY)
+        assert words in str(error)
+        assert "p%40ss" not in str(error)
+        assert len(proxy.heads) == 1
+
+
+def test_a_proxy_that_is_not_there() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    for url in ("https://host.example", "http://localhost:9"):
+        error = refused(url, proxy=f"http://{CREDENTIALS}@127.0.0.1:{port}")
+        assert f"127.0.0.1:{port}" in str(error)
+        assert "p%40ss" not in str(error)
+
+
+def test_the_environment_names_no_proxy(
+    server: MockServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Q9: proxies are given by name."""
+    server.default(text_answer("a"))
+    with Proxy() as proxy:
+        for name in ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "ALL_PROXY"):
+            monkeypatch.setenv(name, proxy.url)
+        monkeypatch.setenv("no_proxy", "")
+        assert text(ask(server.url)) == "a"
+        assert proxy.heads == []
+        assert proxy.peer.connections == 0
+
+
+# -- Sockets of other kinds -----------------------------------------------------------------------
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """Short enough for the path of a socket."""
+    with tempfile.TemporaryDirectory() as name:
+        yield Path(name)
+
+
+@UNIX
+def test_a_unix_socket(folder: Path) -> None:
+    with MockServer(unix=folder / "s") as server:
+        server.default(text_answer("a"))
+        # The URL's host goes into the Host header, and is not looked up.
+        with svir.Client("http://host.example/v1", unix_socket=folder / "s") as client:
+            assert [client.complete(REQUEST).text for _ in range(2)] == ["a", "a"]
+            assert [model.id for model in client.list_models()] == ["mock"]
+        assert connections_used(server) == [1, 1, 1]
+        assert server.requests[0].headers["host"] == "host.example"
+
+
+@UNIX
+def test_a_unix_socket_that_cannot_be_used(folder: Path) -> None:
+    (folder / "file").write_text("no socket")
+    for path in (folder / "missing", folder / "file", folder / ("x" * 200)):
+        error = refused("http://localhost", unix_socket=path)
+        assert str(path) in str(error)
+    with socket.socket(socket.AF_UNIX) as full, contextlib.ExitStack() as stack:
+        full.bind(str(folder / "full"))
+        full.listen(0)
+        for _ in range(4):
+            filler = stack.enter_context(socket.socket(socket.AF_UNIX))
+            filler.setblocking(False)
+            filler.connect_ex(str(folder / "full"))
+        settings: dict[str, Any] = {"unix_socket": folder / "full", "connect_timeout": 0.2}
+        seconds, error = timed(svir.Client("http://localhost", **settings).stream(REQUEST).result)
+        assert type(error) is svir.ConnectError
+        assert seconds < SLOW
+
+
+def test_a_system_without_unix_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(socket, "AF_UNIX", raising=False)
+    error = failure(ask("http://localhost", unix_socket="/tmp/s"))
+    assert type(error) is svir.ConfigError
+
+
+@LINUX
+def test_descriptors_above_1023(server: MockServer) -> None:
+    """select() cannot take them."""
+    resource = pytest.importorskip("resource")
+    if resource.getrlimit(resource.RLIMIT_NOFILE)[0] < 1200:
+        pytest.skip("too few descriptors")
+    server.default(text_answer("a"))
+    held = []
+    try:
+        while not held or held[-1] < 1024:
+            held.append(os.open(os.devnull, os.O_RDONLY))
+        with svir.Client(server.url) as client:
+            assert [client.complete(REQUEST).text for _ in range(2)] == ["a", "a"]
+        assert connections_used(server) == [1, 1]
+    finally:
+        for descriptor in held:
+            os.close(descriptor)
+
+
+def test_without_poll(server: MockServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Windows has only select()."""
+    monkeypatch.delattr(select, "poll", raising=False)
+    server.default(text_answer("a"))
+    server.reply(early_answer(413), raw=True, read_body=False, hang=True)
+    with svir.Client(server.url, idle_timeout=5.0) as client:
+        with pytest.raises(svir.Unsupported):
+            client.complete(BIG)
+        assert [client.complete(request).text for request in (BIG, REQUEST)] == ["a", "a"]
+        assert connections_used(server) == [1, 2, 2]
+        server.reply(raw=True, hang=True, read_body=False)
+        with pytest.raises(svir.Timeout):
+            svir.Client(server.url, idle_timeout=0.2).complete(BIG)
+
+
+CLOSED_STDIO = """
+import os, sys
+import svir
+
+os.close(0)
+with svir.Client(sys.argv[1]) as client:
+    for _ in range(2):
+        print(client.complete(svir.Request("m", "Hi")).text, [n for n in (0,) if os.fstat(n)])
+"""
+
+
+@pytest.mark.skipif(os.name == "nt", reason="descriptors are not reused so there")
+def test_a_socket_may_be_descriptor_0(server: MockServer) -> None:
+    """hosts.md 6: stdin is closed, and the next descriptor is 0, which is false."""
+    server.default(text_answer("a"))
+    assert run_python(CLOSED_STDIO, server.url).split() == ["a", "[0]", "a", "[0]"]
+    assert connections_used(server) == [1, 1]
+
+
+WITHOUT_SSL = """
+import sys
+
+sys.modules["ssl"] = sys.modules["_ssl"] = None
+import svir
+
+with svir.Client(sys.argv[1]) as client:
+    print(client.complete(svir.Request("m", "Hi")).text)
+try:
+    svir.Client("https://localhost")
+except svir.ConfigError as error:
+    print(error)
+"""
+
+
+def test_http_without_the_ssl_module(server: MockServer) -> None:
+    server.default(text_answer("a"))
+    first, second = run_python(WITHOUT_SSL, server.url).splitlines()
+    assert first == "a"
+    assert second == "https needs the ssl module, which this Python does not have"
+
+
+# -- The seam -------------------------------------------------------------------------------------
+
+
+def test_the_repr_of_a_request_hides_its_headers() -> None:
+    """D38: any header may be a credential."""
+    headers = {"authorization": "Bearer sk-1", "x-team": "sk-2", "accept": "text/plain"}
+    request = svir.HttpRequest("POST", "https://host.example/v1?key=sk-3#sk-4", headers)
+    assert "sk-" not in repr(request) + repr(request.headers) + str(request.headers)
+    assert request.headers["authorization"] == "Bearer sk-1"
+    for shown in ("POST", "https://host.example/v1", "x-team", "text/plain"):
+        assert shown in repr(request)
+
+
+def test_the_backend_alone(server: MockServer) -> None:
+    """HttpBackend and HttpRequest without a client, and the smallest reads."""
+    gate = threading.Event()
+    server.reply(b"hello", gate, b"you", path="/x")
+    server.reply(raw=True, path="/x")
+    server.reply(b"half", path="/x", hang=True)
+    backend, url = svir.HttpBackend(), server.url + "/x"
+    response = backend.send(svir.HttpRequest("GET", url, {"accept": "*/*"}))
+    assert (response.status, response.headers["content-type"]) == (200, "text/event-stream")
+    body = b""
+    while body != b"hello":
+        body += response.read(1, 5.0)
+    gate.set()
+    assert list(iter(lambda: response.read(1, 5.0), b"")) == [b"y", b"o", b"u"]
+    assert response.read(1, 5.0) == b""
+    response.close()
+    response.close()
+    with pytest.raises(svir.Disconnected):
+        backend.send(svir.HttpRequest("GET", url, {}))
+    assert connections_used(server) == [1, 1]
+    half = backend.send(svir.HttpRequest("GET", url, {}))
+    assert half.read(100, 5.0) == b"half"
+    half.close()
+    with pytest.raises(svir.Disconnected, match="was closed"):
+        half.read(100, 5.0)
+    assert repr(backend) == "HttpBackend()"
+    backend.close()
+
+
+class FakeBackend:
+    """The seam of api.md 11, with nothing under it: it tells what it was asked."""
+
+    def __init__(self, *parts: bytes, status: int = 200) -> None:
+        self.parts, self.status, self.closed = list(parts), status, 0
+        self.headers = {"Content-Type": "text/event-stream"}
+        self.asked: list[svir.HttpRequest] = []
+        self.timeouts: list[tuple[float | None, float | None]] = []
+
+    def send(self, request: svir.HttpRequest) -> svir.HttpResponse:
+        self.asked.append(request)
+        self.timeouts.append((request.connect_timeout, request.timeout))
+        assert request.body is not None
+        assert len(bytes(request.body)) == request.body.length
+        return self
+
+    def read(self, size: int, timeout: float | None) -> bytes:
+        assert size > 0
+        assert timeout is not None
+        assert 0 < timeout <= 7.0
+        return self.parts.pop(0) if self.parts else b""
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+def test_a_backend_of_the_caller() -> None:
+    backend = FakeBackend(*text_answer("a", "b"))
+    client = svir.Client(
+        "http://localhost:9",
+        backend=backend,
+        api_key=KEY,
+        connect_timeout=3.0,
+        idle_timeout=7.0,
+    )
+    assert client.complete(REQUEST).text == "ab"
+    (request,) = backend.asked
+    assert (request.method, request.url) == ("POST", "http://localhost:9/v1/chat/completions")
+    assert request.headers["authorization"] == f"Bearer {KEY}"
+    assert "content-length" not in request.headers
+    assert backend.timeouts == [(3.0, 7.0)]
+    assert backend.closed == 1
+    for status, kind in ((401, svir.Unauthorized), (503, svir.Unavailable)):
+        backend = FakeBackend(b'{"error": "no"}', status=status)
+        with pytest.raises(kind) as caught:
+            svir.Client("http://localhost:9", backend=backend, idle_timeout=7.0).complete(REQUEST)
+        assert caught.value.server_message == "no"
+        assert backend.closed == 1
+
+
+@pytest.mark.parametrize("secure_too", [False, True])
+def test_the_urllib3_backend_of_the_docs(tls: Any, secure_too: bool) -> None:
+    """api.md 11, as it is printed there."""
+    urllib3 = pytest.importorskip("urllib3", minversion="2.3")
+
+    class Urllib3Backend:
+        def __init__(self, pool: Any) -> None:
+            self.pool = pool
+
+        def send(self, request: svir.HttpRequest) -> svir.HttpResponse:
+            headers = dict(request.headers)
+            if request.body is not None:
+                headers["content-length"] = str(request.body.length)
+            try:
+                response = self.pool.urlopen(
+                    request.method,
+                    request.url,
+                    body=request.body,
+                    headers=headers,
+                    preload_content=False,
+                    retries=False,
+                    redirect=False,
+                    timeout=urllib3.Timeout(request.connect_timeout, request.timeout),
+                )
+            except urllib3.exceptions.NewConnectionError as error:
+                raise svir.ConnectError(str(error), unsent=True) from error
+            except urllib3.exceptions.HTTPError as error:
+                raise svir.Disconnected(str(error)) from error
+            request.on_cancel(response.shutdown)
+            return Urllib3Response(response)
+
+    class Urllib3Response:
+        def __init__(self, response: Any) -> None:
+            self.response, self.status = response, response.status
+            self.headers = {k.lower(): v for k, v in response.headers.items()}
+
+        def read(self, size: int, timeout: float | None) -> bytes:
+            try:
+                data: bytes = self.response.read1(size)
+            except urllib3.exceptions.HTTPError as error:
+                raise svir.Disconnected(str(error)) from error
+            return data
+
+        def close(self) -> None:
+            self.response.close()
+
+    pool = urllib3.PoolManager(ca_certs=tls.cafile)
+    with MockServer(tls=tls.server() if secure_too else None) as server:
+        server.reply(text_answer("a", "b"))
+        server.reply({"error": {"message": "no"}}, status=401)
+        server.reply(OPEN_BODY, cut=True)
+        server.reply(OPEN_BODY, hang=True)
+        client = svir.Client(server.url, backend=Urllib3Backend(pool))
+        assert client.complete(REQUEST).text == "ab"
+        with pytest.raises(svir.Unauthorized):
+            client.complete(REQUEST)
+        with pytest.raises(svir.Disconnected):
+            client.complete(REQUEST)
+        stream = client.stream(REQUEST)
+        next(stream)
+        reader = Reader(stream.result)
+        settle(reader.thread)
+        stream.close()
+        assert reader.join()
+        assert isinstance(reader.error, svir.Cancelled)
+    error = failure(ask("http://127.0.0.1:1", backend=Urllib3Backend(pool)))
+    assert (type(error), error.unsent) == (svir.ConnectError, True)
+    pool.clear()

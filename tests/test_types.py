@@ -143,7 +143,9 @@ VALUES: dict[str, Any] = {
     "model-minimal": svir.Model("qwen3-4b"),
     "model-full": svir.Model("qwen3-4b", "Qwen 3 4B"),
 }
-CLASSES = sorted({type(value) for value in VALUES.values()}, key=lambda cls: cls.__name__)
+CLASSES: list[Any] = sorted(
+    {type(value) for value in VALUES.values()}, key=lambda cls: cls.__name__
+)
 MESSAGES = (svir.User, svir.Assistant, svir.ToolResult)
 EVENTS = (svir.TextDelta, svir.ReasoningDelta, svir.ToolCallDelta, svir.Completed)
 
@@ -160,12 +162,12 @@ def golden(name: str) -> Any:
     return json.loads((GOLDEN / f"{name}.json").read_text("utf-8"))
 
 
-def full(cls: type) -> Any:
+def full(cls: Any) -> Any:
     """The value of the class with the most fields set."""
     return max((v for v in VALUES.values() if type(v) is cls), key=lambda v: len(v.to_dict()))
 
 
-def fields(cls: type) -> dict[str, inspect.Parameter]:
+def fields(cls: Any) -> dict[str, inspect.Parameter]:
     return dict(inspect.signature(cls).parameters)
 
 
@@ -180,7 +182,7 @@ def test_the_table_has_every_public_value() -> None:
 
 
 @each_class
-def test_the_table_sets_every_field(cls: type) -> None:
+def test_the_table_sets_every_field(cls: Any) -> None:
     of_class = [value for value in VALUES.values() if type(value) is cls]
     set_somewhere = {name for value in of_class for name in value.to_dict()}
     assert set(fields(cls)) <= set_somewhere
@@ -220,7 +222,7 @@ def test_unknown_keys_are_ignored(name: str) -> None:
 
 
 @each_but_image
-def test_defaults_are_left_out(cls: type) -> None:
+def test_defaults_are_left_out(cls: Any) -> None:
     """Whether a field was left out or given its default does not show."""
     data = full(cls).to_dict()
     for name, parameter in fields(cls).items():
@@ -230,7 +232,7 @@ def test_defaults_are_left_out(cls: type) -> None:
         elif parameter.kind is not parameter.VAR_POSITIONAL:
             without = {key: value for key, value in data.items() if key != name}
             with pytest.raises(svir.ConfigError):
-                cls.from_dict(without)  # type: ignore[attr-defined]
+                cls.from_dict(without)
 
 
 def test_a_user_without_parts_is_no_dict_form() -> None:
@@ -255,14 +257,14 @@ TAGGED = [cls for cls in CLASSES if {"role", "type"} & set(full(cls).to_dict())]
 
 
 @pytest.mark.parametrize("cls", TAGGED, ids=lambda cls: cls.__name__)
-def test_another_kind_is_refused(cls: type) -> None:
+def test_another_kind_is_refused(cls: Any) -> None:
     """Nothing is read as what it is not, and so silently loses its fields."""
     data = full(cls).to_dict()
     tag = "role" if "role" in data else "type"
     for word in ("assistant", "tool", "user", "image", "text_file", "text", "completed", 1, None):
         if word != data[tag]:
             with pytest.raises(svir.ConfigError):
-                cls.from_dict({**data, tag: word})  # type: ignore[attr-defined]
+                cls.from_dict({**data, tag: word})
 
 
 @pytest.mark.parametrize("read", [svir.message_from_dict, svir.event_from_dict])
@@ -516,7 +518,7 @@ def test_values_differ_by_class() -> None:
 
 
 @each_but_image
-def test_every_field_counts(cls: type) -> None:
+def test_every_field_counts(cls: Any) -> None:
     """A change of one field makes another value; only the timing is outside equality."""
     for name, parameter in fields(cls).items():
         value = full(cls)
@@ -627,7 +629,7 @@ def test_a_value_is_apart_from_what_it_was_made_of() -> None:
 
 
 @each_but_image
-def test_no_default_is_shared(cls: type) -> None:
+def test_no_default_is_shared(cls: Any) -> None:
     needed = {
         name: getattr(full(cls), name)
         for name, parameter in fields(cls).items()
@@ -668,7 +670,7 @@ def test_replace_of_a_request() -> None:
     assert request.replace(max_tokens=None) == svir.Request("m", "x")
     assert request == svir.Request("m", "x", max_tokens=5)
     with pytest.raises(svir.ConfigError, match="temperature"):
-        request.replace(temperature="warm")
+        request.replace(temperature="warm")  # type: ignore[arg-type]
 
 
 def test_replace_of_a_user() -> None:
@@ -679,7 +681,7 @@ def test_replace_of_a_user() -> None:
 
 
 # What may be given by place. One more is a TypeError, and so is what is needed and not given.
-BY_PLACE = {
+BY_PLACE: dict[Any, list[Any]] = {
     svir.Request: ["m", "x"],
     svir.Image: ["a.png"],
     svir.TextFile: ["a.txt"],
@@ -1012,7 +1014,7 @@ def test_error_options(cls: type[svir.Error]) -> None:
     with pytest.raises(TypeError):
         cls()  # type: ignore[call-arg]
     with pytest.raises(TypeError):
-        cls("m", 500)  # type: ignore[misc]
+        cls("m", 500)  # type: ignore[call-arg, arg-type]
     with pytest.raises(TypeError):
         cls("m", reason="x")  # type: ignore[call-arg]
 

@@ -15,6 +15,7 @@ import pytest
 import svir
 from svir_ext.testing import MockServer, Reply, sse, text_answer, tool_answer
 
+wrong: Any = svir  # type checkers would catch much of this
 URL = "http://localhost:1234"
 TOOL = svir.Tool("weather")
 REQUEST = svir.Request("m", "Hi")
@@ -28,19 +29,19 @@ def ask(**fields: Any) -> svir.Request:
 
 # What was tried, and what the message of the ConfigError must say.
 URLS: dict[str, Any] = {
-    "no scheme": (lambda: svir.Client("localhost:1234"), ["http://localhost:1234"]),
-    "no scheme, a name only": (lambda: svir.Client("llm.example"), ["http://", "https://"]),
-    "nothing": (lambda: svir.Client(""), ["http://"]),
-    "None": (lambda: svir.Client(None), ["base_url", "str"]),
-    "v1 twice": (lambda: svir.Client(f"{URL}/v1/v1"), ["twice", "exact_url=True"]),
-    "a port of letters": (lambda: svir.Client("http://localhost:abc"), ["port"]),
-    "a port too large": (lambda: svir.Client("http://localhost:99999"), ["port"]),
-    "no host": (lambda: svir.Client("http:///v1"), ["host"]),
-    "a blank inside": (lambda: svir.Client("http://local host"), ["http://local host"]),
-    "websocket": (lambda: svir.Client("ws://localhost:1234"), ["http://", "https://"]),
-    "a password": (lambda: svir.Client("http://me:pw@localhost"), ["password", "api_key="]),
-    "a query": (lambda: svir.Client(f"{URL}?api-version=1"), ["query={"]),
-    "plain http elsewhere": (lambda: svir.Client("http://192.168.1.20"), ["allow_http=True"]),
+    "no scheme": (lambda: wrong.Client("localhost:1234"), ["http://localhost:1234"]),
+    "no scheme, a name only": (lambda: wrong.Client("llm.example"), ["http://", "https://"]),
+    "nothing": (lambda: wrong.Client(""), ["http://"]),
+    "None": (lambda: wrong.Client(None), ["base_url", "str"]),
+    "v1 twice": (lambda: wrong.Client(f"{URL}/v1/v1"), ["twice", "exact_url=True"]),
+    "a port of letters": (lambda: wrong.Client("http://localhost:abc"), ["port"]),
+    "a port too large": (lambda: wrong.Client("http://localhost:99999"), ["port"]),
+    "no host": (lambda: wrong.Client("http:///v1"), ["host"]),
+    "a blank inside": (lambda: wrong.Client("http://local host"), ["http://local host"]),
+    "websocket": (lambda: wrong.Client("ws://localhost:1234"), ["http://", "https://"]),
+    "a password": (lambda: wrong.Client("http://me:pw@localhost"), ["password", "api_key="]),
+    "a query": (lambda: wrong.Client(f"{URL}?api-version=1"), ["query={"]),
+    "plain http elsewhere": (lambda: wrong.Client("http://192.168.1.20"), ["allow_http=True"]),
 }
 
 OPTIONS: dict[str, Any] = {
@@ -90,17 +91,17 @@ OPTIONS: dict[str, Any] = {
 
 REQUESTS: dict[str, Any] = {
     "OpenAI's dicts": (
-        lambda: svir.Request("m", [{"role": "user", "content": "Hi"}]),
+        lambda: wrong.Request("m", [{"role": "user", "content": "Hi"}]),
         ["messages[0]", "dict", "svir.User("],
     ),
-    "plain texts": (lambda: svir.Request("m", ["Hi"]), ["messages[0]", "User", "str"]),
+    "plain texts": (lambda: wrong.Request("m", ["Hi"]), ["messages[0]", "User", "str"]),
     "a completion": (
-        lambda: svir.Request("m", [svir.User("Hi"), svir.Completion("x")]),
+        lambda: wrong.Request("m", [wrong.User("Hi"), wrong.Completion("x")]),
         ["messages[1]", "Completion", "completion.message"],
     ),
-    "no messages given": (lambda: svir.Request("m", None), ["messages", "list"]),
-    "no model": (lambda: svir.Request("", "Hi"), ["model", "list_models()"]),
-    "a model that is None": (lambda: svir.Request(None, "Hi"), ["model", "str", "NoneType"]),
+    "no messages given": (lambda: wrong.Request("m", None), ["messages", "list"]),
+    "no model": (lambda: wrong.Request("", "Hi"), ["model", "list_models()"]),
+    "a model that is None": (lambda: wrong.Request(None, "Hi"), ["model", "str", "NoneType"]),
     "temperature as text": (lambda: ask(temperature="0.5"), ["temperature", "float", "str"]),
     "negative tokens": (lambda: ask(max_tokens=-1), ["max_tokens", "negative"]),
     "half a token": (lambda: ask(max_tokens=1.5), ["max_tokens", "int", "float"]),
@@ -134,49 +135,49 @@ REQUESTS: dict[str, Any] = {
     "n in extra": (lambda: ask(extra={"n": 2}), ["'n'", "one answer a call"]),
     "usage in extra": (lambda: ask(extra={"stream_options": {}}), ["use include_usage"]),
     "extra as a list": (lambda: ask(extra=["min_p"]), ["extra", "dict", "list"]),
-    "a schema's name": (lambda: svir.JsonSchema("my schema", {}), ["name", "A-Z a-z 0-9 _ -"]),
-    "a tool without a name": (lambda: svir.Tool(""), ["Tool", "name"]),
-    "parts in a list": (lambda: svir.User(["Look:", "x"]), ["parts[0]", "list", "User(*parts)"]),
-    "bytes as text": (lambda: svir.User(b"Hi"), ["parts[0]", "str", "bytes"]),
-    "an image's bytes by place": (lambda: svir.Image(b"\x89PNG"), ["data=", "bytes"]),
-    "an image's address": (lambda: svir.Image("https://x.example/a.png"), ["URL", "data="]),
-    "an image as a data URL": (lambda: svir.Image("data:image/png;base64,AA"), ["URL", "data="]),
-    "an image of nothing": (lambda: svir.Image(), ["path", "data="]),
-    "a media type": (lambda: svir.Image("a", media_type="png"), ["media_type", "image/png"]),
+    "a schema's name": (lambda: wrong.JsonSchema("my schema", {}), ["name", "A-Z a-z 0-9 _ -"]),
+    "a tool without a name": (lambda: wrong.Tool(""), ["Tool", "name"]),
+    "parts in a list": (lambda: wrong.User(["Look:", "x"]), ["parts[0]", "list", "User(*parts)"]),
+    "bytes as text": (lambda: wrong.User(b"Hi"), ["parts[0]", "str", "bytes"]),
+    "an image's bytes by place": (lambda: wrong.Image(b"\x89PNG"), ["data=", "bytes"]),
+    "an image's address": (lambda: wrong.Image("https://x.example/a.png"), ["URL", "data="]),
+    "an image as a data URL": (lambda: wrong.Image("data:image/png;base64,AA"), ["URL", "data="]),
+    "an image of nothing": (lambda: wrong.Image(), ["path", "data="]),
+    "a media type": (lambda: wrong.Image("a", media_type="png"), ["media_type", "image/png"]),
     "a call in the place of its id": (
-        lambda: svir.ToolResult(svir.ToolCall("1", "a"), "x"),
+        lambda: wrong.ToolResult(wrong.ToolCall("1", "a"), "x"),
         ["call_id", "str", "ToolCall"],
     ),
     "a result that is no text": (
-        lambda: svir.ToolResult("1", {"t": 12}),
+        lambda: wrong.ToolResult("1", {"t": 12}),
         ["content", "str", "dict", "json.dumps"],
     ),
-    "an environment variable": (lambda: svir.Secret.from_env("NOT_SET"), ["NOT_SET", "not set"]),
-    "a key file": (lambda: svir.Secret.from_file("no.txt"), ["no.txt", "No such file"]),
+    "an environment variable": (lambda: wrong.Secret.from_env("NOT_SET"), ["NOT_SET", "not set"]),
+    "a key file": (lambda: wrong.Secret.from_file("no.txt"), ["no.txt", "No such file"]),
 }
 
 CALLS: dict[str, Any] = {
-    "stream of a text": (lambda: svir.Client(URL).stream("Hi"), ["svir.Request(", "str"]),
-    "complete of a text": (lambda: svir.Client(URL).complete("Hi"), ["svir.Request(", "str"]),
-    "send of a text": (lambda: svir.Client(URL).send("Hi"), ["svir.Request(", "str"]),
+    "stream of a text": (lambda: wrong.Client(URL).stream("Hi"), ["svir.Request(", "str"]),
+    "complete of a text": (lambda: wrong.Client(URL).complete("Hi"), ["svir.Request(", "str"]),
+    "send of a text": (lambda: wrong.Client(URL).send("Hi"), ["svir.Request(", "str"]),
     "complete of messages": (
-        lambda: svir.Client(URL).complete([svir.User("Hi")]),
+        lambda: wrong.Client(URL).complete([wrong.User("Hi")]),
         ["svir.Request("],
     ),
-    "encode of a text": (lambda: svir.encode("Hi"), ["svir.Request(", "str"]),
-    "no messages": (lambda: svir.encode(svir.Request("m", [])), ["no messages"]),
+    "encode of a text": (lambda: wrong.encode("Hi"), ["svir.Request(", "str"]),
+    "no messages": (lambda: wrong.encode(wrong.Request("m", [])), ["no messages"]),
     "two tools of one name": (
-        lambda: svir.encode(ask(tools=[TOOL, TOOL])),
+        lambda: wrong.encode(ask(tools=[TOOL, TOOL])),
         ["two tools", "weather"],
     ),
-    "a decoder's accept": (lambda: svir.Decoder(accept="done"), ["accept", "end-without-done"]),
-    "a decoder fed with text": (lambda: svir.Decoder().feed("data: {}"), ["bytes", "str"]),
-    "extra that is no JSON": (lambda: svir.encode(ask(extra={"a": {1}})), ["a ", "JSON", "set"]),
+    "a decoder's accept": (lambda: wrong.Decoder(accept="done"), ["accept", "end-without-done"]),
+    "a decoder fed with text": (lambda: wrong.Decoder().feed("data: {}"), ["bytes", "str"]),
+    "extra that is no JSON": (lambda: wrong.encode(ask(extra={"a": {1}})), ["a ", "JSON", "set"]),
 }
 
 
 def with_options(options: dict[str, Any]) -> Callable[[], Any]:
-    return lambda: svir.Client(URL, **options)
+    return lambda: wrong.Client(URL, **options)
 
 
 CONFIG = {
@@ -204,53 +205,57 @@ def test_config_error(name: str) -> None:
 
 OTHER: dict[str, Any] = {
     "a required tool without tools": (
-        lambda: svir.encode(ask(tool_choice="required")),
+        lambda: wrong.encode(ask(tool_choice="required")),
         svir.Unsupported,
         ["required", "tools"],
     ),
     "a tool that is not offered": (
-        lambda: svir.encode(ask(tools=[TOOL], tool_choice=svir.NamedTool("wether"))),
+        lambda: wrong.encode(ask(tools=[TOOL], tool_choice=wrong.NamedTool("wether"))),
         svir.Unsupported,
         ["no tool", "wether"],
     ),
     "an image that is not there": (
-        lambda: svir.encode(svir.Request("m", [svir.User(svir.Image("no.png"))])),
+        lambda: wrong.encode(wrong.Request("m", [wrong.User(wrong.Image("no.png"))])),
         svir.AttachmentError,
         ["no.png", "No such file"],
     ),
     "a text file that is not there": (
-        lambda: svir.encode(svir.Request("m", [svir.User(svir.TextFile("no.txt"))])),
+        lambda: wrong.encode(wrong.Request("m", [wrong.User(wrong.TextFile("no.txt"))])),
         svir.AttachmentError,
         ["no.txt", "No such file"],
     ),
     "an image of no known type": (
-        lambda: svir.encode(svir.Request("m", [svir.User(svir.Image(data=b"?"))])),
+        lambda: wrong.encode(wrong.Request("m", [wrong.User(wrong.Image(data=b"?"))])),
         svir.ConfigError,
         ['media_type="image/'],
     ),
     "a file that is not text": (
-        lambda: svir.encode(svir.Request("m", [svir.User(svir.TextFile(NOT_TEXT))])),
+        lambda: wrong.encode(wrong.Request("m", [wrong.User(wrong.TextFile("image.png"))])),
         svir.AttachmentError,
-        ["root.der", "UTF-8"],
+        ["image.png", "UTF-8"],
     ),
-    "no messages argument": (lambda: svir.Request("Hi"), TypeError, ["messages"]),
+    "no messages argument": (lambda: wrong.Request("Hi"), TypeError, ["messages"]),
     "the system by place": (
-        lambda: svir.Request("m", "Hi", "Be brief."),
+        lambda: wrong.Request("m", "Hi", "Be brief."),
         TypeError,
         ["Request", "by place", "name"],
     ),
     "an argument misspelt": (lambda: ask(max_token=5), TypeError, ["Request", "max_token"]),
-    "a replacement misspelt": (lambda: REQUEST.replace(mesages=[]), TypeError, ["mesages"]),
-    "a client's option misspelt": (lambda: svir.Client(URL, apikey="x"), TypeError, ["apikey"]),
-    "the key by place": (lambda: svir.Client(URL, "sk-1"), TypeError, ["positional"]),
+    "a replacement misspelt": (
+        lambda: wrong.Request("m", "Hi").replace(mesages=[]),
+        TypeError,
+        ["mesages"],
+    ),
+    "a client's option misspelt": (lambda: wrong.Client(URL, apikey="x"), TypeError, ["apikey"]),
+    "the key by place": (lambda: wrong.Client(URL, "sk-1"), TypeError, ["positional"]),
     "a file's text by place": (
-        lambda: svir.TextFile("a.py", "x = 1"),
+        lambda: wrong.TextFile("a.py", "x = 1"),
         TypeError,
         ["TextFile", "by place", "name"],
     ),
-    "a schema without a schema": (lambda: svir.JsonSchema("a"), TypeError, ["needs schema"]),
+    "a schema without a schema": (lambda: wrong.JsonSchema("a"), TypeError, ["needs schema"]),
     "loose keywords": (
-        lambda: svir.Client(URL).complete(model="m", messages=[]),
+        lambda: wrong.Client(URL).complete(model="m", messages=[]),
         TypeError,
         ["complete"],
     ),
@@ -260,39 +265,37 @@ OTHER: dict[str, Any] = {
         ["immutable", "replace(max_tokens="],
     ),
     "parsing an answer that was cut off": (
-        lambda: svir.Completion("{", finish_reason="length").parse(),
+        lambda: wrong.Completion("{", finish_reason="length").parse(),
         ValueError,
         ["'stop'", "'length'"],
     ),
     "parsing prose": (
-        lambda: svir.Completion("Sure! {}", finish_reason="stop").parse(),
+        lambda: wrong.Completion("Sure! {}", finish_reason="stop").parse(),
         ValueError,
         ["not JSON"],
     ),
     "a completion too early": (
-        lambda: svir.Client(URL).stream(REQUEST).completion,
+        lambda: wrong.Client(URL).stream(REQUEST).completion,
         RuntimeError,
         ["not completed", "result()"],
     ),
     "a raw answer outside of with": (
-        lambda: svir.Client(URL).send(REQUEST).status,
+        lambda: wrong.Client(URL).send(REQUEST).status,
         RuntimeError,
         ["with client.send(request) as raw:"],
     ),
     "a raw answer's headers outside of with": (
-        lambda: svir.Client(URL).send(REQUEST).headers,
+        lambda: wrong.Client(URL).send(REQUEST).headers,
         RuntimeError,
         ["with client.send(request) as raw:"],
     ),
 }
-NOT_TEXT = str(pathlib.Path(__file__).resolve().parent / "tls" / "root.der")
 
 
 @pytest.mark.parametrize("name", OTHER)
 def test_other_error(name: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    not_text = tmp_path / "root.der"
-    not_text.write_bytes(b"0\x82\x03\xff")
-    monkeypatch.setitem(globals(), "NOT_TEXT", not_text)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "image.png").write_bytes(b"\x89PNG")
     use, kind, words = OTHER[name]
     with pytest.raises(kind) as caught:
         use()

@@ -49,7 +49,7 @@ def stream(body: bytes) -> tuple[list[dict[str, Any]], bool]:
     """The chunks of a body, and whether [DONE] ended it."""
     text = body.decode("utf-8")
     assert "\r" not in text
-    chunks = []
+    chunks: list[dict[str, Any]] = []
     for block in text.split("\n\n"):
         lines = [line for line in block.split("\n") if line and not line.startswith(":")]
         assert len(lines) <= 1, "more than one line in an event"
@@ -65,7 +65,10 @@ class Answer:
     """What the chunks add up to."""
 
     def __init__(self) -> None:
-        self.id = self.model = self.finish = self.usage = None
+        self.id: Any = None
+        self.model: Any = None
+        self.finish: Any = None
+        self.usage: Any = None
         self.content = ""
         self.reasoning: dict[str, str] = {}
         self.calls: dict[int, dict[str, str]] = {}
