@@ -3179,6 +3179,7 @@ class _Control:
         self.aborts: list[Callable[[], object]] = []
         self.deadlines: list[tuple[float, str]] = []  # when, and what to say
         self.idles: list[tuple[float, str]] = []  # seconds, and what to say
+        self.heard: tuple[Any, str] | None = None  # the decoder of an open answer, and where
         self.running: list[Any] = []  # what the layers were given, from the outermost inwards
         # Held until cancelled. An Event would deadlock in a signal handler.
         self.asleep = threading.Lock()
@@ -4633,17 +4634,22 @@ class Stream:
     def _start_reading(self) -> None:
         """Never waits: whoever reads already may be this thread, below a layer."""
         if not self._reading.acquire(blocking=False):
-            self._control.check()
             if self._completion is not None:  # it is being closed
                 raise StopIteration
+            if self._control.cancelled:
+                raise self._unfinished()
             raise RuntimeError("the stream is being read already")
 
     def _unfinished(self) -> Error:
-        if self._control.cancelled:
-            return Cancelled("the stream was closed")
-        return Truncated(
-            "the stream ended without Completed: a layer must pass it on, or its error"
-        )
+        if not self._control.cancelled:
+            return Truncated(
+                "the stream ended without Completed: a layer must pass it on, or its error"
+            )
+        error = Cancelled("the stream was closed")
+        if self._control.heard is not None:
+            decoder, error.where = self._control.heard
+            error.partial, error.quirks, error.in_stream = decoder.partial, decoder.quirks, True
+        return error
 
     @property
     def completion(self) -> Completion:
@@ -5088,6 +5094,7 @@ class Client:
         exchange: _Exchange | None = None
         try:
             exchange = self._open(request, control)
+            control.heard = decoder, self._where("POST", self._wire.path)
             self._check_body(exchange, decoder)
             while decoder.completion is None:
                 data = exchange.read_decoded()

@@ -473,7 +473,10 @@ def test_a_close_between_any_two_lines(phase: str, lines: int, in_phase: Any) ->
     for line in range(max(1, blocks_at - lines), blocks_at + 1):
         stream = asked.stream()
         at = AtLine(line, stream.result, stream.close)
-        assert at.reader.join(2), f"the close before {at.reached} was lost"
+        if not at.reader.join(2):
+            assert not at.reached, f"the close before {at.reached} was lost"
+            stream.close()  # it blocked a little earlier this time
+            assert at.reader.join()
         assert isinstance(at.reader.error, svir.Cancelled), at.reached
 
 
@@ -897,6 +900,8 @@ print("parent", client.complete(request).text)
 @FORKS
 @pytest.mark.parametrize("what", ["ask", "close", "drop", "exit"])
 def test_a_fork_leaves_the_pool_to_the_parent(server: MockServer, what: str) -> None:
+    if what == "exit" and sys.version_info < (3, 9):
+        pytest.skip("a forked child of 3.8 cannot end with -X dev, whatever it imported")
     server.default(text_answer("a", "b"))
     printed = run_python(FORK_POOLED, server.url, what)
     asked = ["child ab ab"] if what == "ask" else []

@@ -859,6 +859,28 @@ def test_the_limit_of_the_whole(phase: str, limit: str, in_phase: Any) -> None:
     assert error.unsent is (phase in CONNECTING)
 
 
+@pytest.mark.parametrize("where", ["key", "context"])
+def test_a_limit_that_passes_before_anything_is_sent(
+    server: MockServer, later: Later, where: str
+) -> None:
+    """Making the request took all the time there was: nothing is sent any more."""
+
+    def moment(*args: Any, **options: Any) -> str:
+        later.ahead += 60
+        return "sk-late"
+
+    class Slow:
+        wrap_socket = moment
+
+    url = server.url if where == "key" else server.url.replace("http:", "https:")
+    settings: dict[str, Any] = {"api_key": moment} if where == "key" else {"ssl_context": Slow()}
+    error = failure(ask(url, total_timeout=30.0, **settings))
+    assert type(error) is svir.Timeout
+    assert "total_timeout=" in str(error)
+    assert error.unsent
+    assert server.requests == []
+
+
 @phases("asleep-in-a-layer", "body-of-an-error")
 def test_the_limit_of_the_whole_of_a_raw_stream(phase: str, in_phase: Any) -> None:
     asked = in_phase(phase, connect_timeout=60.0, idle_timeout=60.0, total_timeout=0.1)
