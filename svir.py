@@ -770,12 +770,16 @@ Message = Union[User, Assistant, ToolResult]
 
 
 class Tool(_Value):
-    """A tool the model may call; ``parameters`` is the JSON Schema of its arguments."""
+    """A tool the model may call; ``parameters`` is the JSON Schema of its arguments.
+
+    ``strict`` asks OpenAI and Azure to guarantee that arguments match it.
+    """
 
     _positional = 3
     name: str
     description: str = ""
     parameters: dict[str, Any] = {"type": "object", "properties": {}}
+    strict: bool = False
 
     def _validate(self) -> None:
         if not self.name:
@@ -1721,9 +1725,12 @@ def _options(request: Request, learned: frozenset[str]) -> dict[str, Any]:
 
 
 def _tool(tool: Tool) -> dict[str, Any]:
-    function = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
-    if not tool.description:
-        del function["description"]
+    function: dict[str, Any] = {"name": tool.name}
+    if tool.description:
+        function["description"] = tool.description
+    function["parameters"] = tool.parameters
+    if tool.strict:
+        function["strict"] = True
     return {"type": "function", "function": function}
 
 
