@@ -412,7 +412,7 @@ class _Value:
     """
 
     __slots__: ClassVar[tuple[str, ...]] = ()
-    __signature__ = _Signature()
+    __signature__: ClassVar[Any] = _Signature()
     _fields: ClassVar[dict[str, str]]
     _defaults: ClassVar[dict[str, Any]] = {}
     _positional: ClassVar[int] = 2  # the others are taken by name only
@@ -879,7 +879,8 @@ class Request(_Value):
             messages: str | Message | Iterable[Message],
             **fields: Unpack[_RequestOptions],
         ) -> None: ...
-        def replace(self, **changes: Unpack[_RequestFields]) -> Request: ...
+        def replace(self, **changes: Unpack[_RequestFields]) -> Request:  # type: ignore[override]
+            ...
     else:
 
         def __init__(self, model, messages, *more, **fields):
@@ -1098,12 +1099,14 @@ _read_event = _tagged("type", TextDelta, ReasoningDelta, ToolCallDelta, Complete
 
 def message_from_dict(data: Mapping[str, Any]) -> Message:
     """The message that ``message.to_dict()`` wrote. Raises ``ConfigError``."""
-    return _read_message(data)
+    message: Message = _read_message(data)
+    return message
 
 
 def event_from_dict(data: Mapping[str, Any]) -> Event:
     """The event that ``event.to_dict()`` wrote. Raises ``ConfigError``."""
-    return _read_event(data)
+    event: Event = _read_event(data)
+    return event
 
 
 def _or_word(reader: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -2107,7 +2110,8 @@ class _Answer:
         if indices[place] < self.choice_index:
             raise Unsupported("the choice index falls: those are two answers")
         self.choice_index, self.seen_first_choice = indices[place], True
-        return choices[place]
+        choice: dict[str, Any] = choices[place]
+        return choice
 
     def index_of(self, choice: Any) -> int:
         if not isinstance(choice, dict):
@@ -2949,7 +2953,7 @@ class Decoder:
         if not data.strip(_BLANKS) and not head.strip(_BLANKS):
             return b""
         self._head = None
-        if head.lstrip(_BLANKS)[:1] in (b"{", b"["):
+        if bytes(head.lstrip(_BLANKS)[:1]) in (b"{", b"["):
             self._json = bytearray()
         return bytes(head)
 
@@ -3541,7 +3545,7 @@ class HttpBackend:
         return ", ".join(str(path) for path in (*tried, _certifi(), self._cafile) if path)
 
 
-def _wrap(context: Any, sock: socket.socket, where: _Address) -> socket.socket:
+def _wrap(context: Any, sock: socket.socket, where: _Address) -> Any:
     try:
         # The handshake comes later: close() can only wake a socket that is known by then.
         return context.wrap_socket(sock, server_hostname=where.host, do_handshake_on_connect=False)
@@ -3688,7 +3692,8 @@ def _addresses(host: str, port: int) -> list[Any]:
 def _race(host: str, port: int, end: float | None, request: HttpRequest) -> socket.socket:
     """Connect to the address that answers first: the next one is tried 0.25 s after the last, or
     when that failed, so a silent IPv6 route is not waited out (Q11)."""
-    todo, open_socks, failed, next_at = _addresses(host, port), [], "", 0.0
+    todo, failed, next_at = _addresses(host, port), "", 0.0
+    open_socks: list[socket.socket] = []
     try:
         while True:
             now = time.monotonic()
@@ -4832,7 +4837,7 @@ class Background:
     """
 
     def __init__(self, stream: Stream) -> None:
-        self._stream = _check(stream, Stream, "the stream of a Background")
+        self._stream: Stream = _check(stream, Stream, "the stream of a Background")
         self._queue: deque[Event] = deque()
         self._ended = False
         self._error: BaseException | None = None
@@ -4966,7 +4971,7 @@ class Client:
         given["headers"] = headers = _hidden_values(headers)
         given["proxy"] = proxy = _hidden(proxy)
         base_url = _hidden(base_url) if _tells_too_much(base_url) else base_url
-        own = {
+        own: dict[str, Any] = {
             "proxy": proxy,
             "cafile": cafile,
             "ssl_context": ssl_context,
@@ -5274,7 +5279,7 @@ def _seconds(value: Any, what: str) -> float | None:
         raise ConfigError(f"{what} must be finite: None is no limit")
     if _checked(value, "float | None", what) is not None and value <= 0:
         raise ConfigError(f"{what} must be more than 0; None is no limit")
-    return value
+    return None if value is None else float(value)
 
 
 _URL = re.compile(

@@ -347,6 +347,8 @@ TEXT_CHANGES = {
     "not UTF-8 at the start": b"\xff" + BEFORE[1:],
     "not UTF-8 at the end": BEFORE[:-2] + b"\xc3\n",
     "cut inside a character": BEFORE[:-2] + "é".encode()[:1] + b"\n",
+    # A half character at the end, and as many escapes more as it leaves out.
+    "cut at the end, and of the same length": b"\n\n\n\n" + BEFORE[4:-1] + b"\xc3",
     "a surrogate": BEFORE[:-4] + b"\xed\xa0\x80\n",
 }
 CHANGED = [(image_part, name, data) for name, data in CHANGES.items()] + [

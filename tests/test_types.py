@@ -59,6 +59,7 @@ VALUES: dict[str, Any] = {
         "weather",
         "Current weather in a city.",
         {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+        strict=True,
     ),
     "tool-call-minimal": svir.ToolCall("call-1", "now"),
     "tool-call-full": WEATHER_CALL,
