@@ -23,13 +23,11 @@ TEXTS = st.one_of(
             "</think>",
             "😀",
             "\x00",
-        ]
-        + [
             "\u2028",
             "\x7f",
             "\xa0",
-            "\ud83d",
-            "\ude00",
+            "�",
+            "�",
             '","content":"',
             "data: x",
             "\t",
@@ -144,4 +142,5 @@ def test_frames_are_used():
     )
     decoder = svir.Decoder()
     assert len(list(decoder.feed(stream))) == 40
-    assert len(decoder._frames.frames) >= 2 and decoder._frames.hits > 0
+    assert len(decoder._frames.frames) >= 2
+    assert decoder._frames.hits > 0

@@ -1,4 +1,4 @@
-"""No call leaves a reference cycle: sockets close when the last name goes, not when the collector runs."""
+"""No call leaves a reference cycle: sockets close with the last name, not with the collector."""
 
 import gc
 import platform
