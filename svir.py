@@ -1099,6 +1099,11 @@ _read_event = _tagged("type", TextDelta, ReasoningDelta, ToolCallDelta, Complete
 
 def message_from_dict(data: Mapping[str, Any]) -> Message:
     """The message that ``message.to_dict()`` wrote. Raises ``ConfigError``."""
+    if isinstance(data, dict) and "content" in data and data.get("role") in ("user", "assistant"):
+        raise ConfigError(
+            "this is the form that goes to the server; svir's own has parts or text"
+            " (docs/serialization.md)"
+        )
     message: Message = _read_message(data)
     return message
 
@@ -1188,7 +1193,9 @@ class Secret:
         # PowerShell writes a BOM, editors a line break.
         secret = type(self)(self._value.strip("\ufeff \t\r\n"))
         _set(secret, "_origin", (kind, name))
-        secret._header(str(secret))
+        if not re.match(r"[ -~]+\Z", secret._value):
+            what = "is empty" if not secret._value else "has a control or non-ASCII character"
+            raise ConfigError(f"{secret!r} {what}")
         return secret
 
     def reveal(self) -> str:
@@ -1216,6 +1223,9 @@ class Secret:
         return "Secret(***)" if origin is None else f"Secret.from_{origin[0]}({origin[1]!r})"
 
     def __setattr__(self, name: str, value: Any) -> None:
+        raise AttributeError("Secret is immutable")
+
+    def __delattr__(self, name: str) -> None:
         raise AttributeError("Secret is immutable")
 
     def __eq__(self, other: object) -> bool:
@@ -3340,7 +3350,7 @@ class HttpResponse(Protocol):
         ...
 
     def read(self, size: int, timeout: float | None) -> bytes:
-        """Bytes as soon as there are some; ``b""`` at the end of a whole body.
+        """Bytes as soon as there are some, about ``size``; ``b""`` at the end of a whole body.
 
         Raises ``Truncated`` for a body cut short of its framing, ``Timeout``, ``Disconnected``.
         """
@@ -3425,9 +3435,11 @@ class HttpBackend:
     def send(self, request: HttpRequest) -> HttpResponse:
         """Send the request, and return once the headers of the answer are here."""
         where = _Address(request.url)
-        connection = self._pool.take(where.key)
-        if connection is None:
-            connection = self._connect(where, request)
+        try:
+            connection = self._pool.take(where.key) or self._connect(where, request)
+        except Timeout as error:
+            error.unsent = True
+            raise
         try:
             request.on_cancel(connection.abort)
             return self._exchange(connection, where, request)
@@ -3446,10 +3458,8 @@ class HttpBackend:
         else:
             sock = _race(where.host, where.port, end, request)
         try:
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        except OSError:  # not TCP
-            pass
-        try:
+            if sock.family in (socket.AF_INET, socket.AF_INET6):
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             request.on_cancel(lambda: _shutdown(sock))
             if where.tls and self._proxy is not None:
                 self._proxy.tunnel(sock, where, end)
@@ -5141,7 +5151,7 @@ class Client:
                     exchange.close()
                 error = self._wire.error(exchange.status, exchange.headers, data)
                 more = self._wire.adapt(request, error, data, learned)
-                if more is None or more <= learned:
+                if more is None or more <= learned or control.expired() is not None:
                     raise _again(error)
                 learned = more
 
@@ -5155,9 +5165,10 @@ class Client:
             idle_timeout=self._idle_timeout,
             control=control,
         )
-        unsent = True
+        late = control.expired()
+        if late is not None:  # no time is left: nothing is sent for nobody
+            raise Timeout(late, unsent=True)
         try:
-            control.limit(None, "")  # no time is left: nothing is sent for nobody
             return _Exchange(self._backend.send(request), request)
         except Timeout as error:
             control.check()
@@ -5238,7 +5249,8 @@ class Client:
         for what, secret in secrets.items():
             if isinstance(secret, Secret) and secret._origin is None:
                 raise TypeError(secret._unpicklable(what))
-        options = {**self._given, "base_url": self._base_url, "exact_url": True}
+        # A pasted endpoint gives its base back exactly as it is.
+        options = {**self._given, "base_url": f"{self._base_url}/chat/completions"}
         return _call_with, (type(self), options)
 
 
@@ -5305,6 +5317,8 @@ def _base_url(url: Any, exact: bool, allow_http: bool) -> str:
     scheme, host = match.group("scheme").lower(), match.group("host").lower()
     if not re.match(r"[!-~]+\Z", text):
         raise ConfigError(f"the base URL has a character that is not plain ASCII: {shown}")
+    if host == "0.0.0.0":
+        raise ConfigError("0.0.0.0 is where a server listens: ask 127.0.0.1 instead")
     if scheme == "http" and not allow_http and not _is_loopback(host):
         raise ConfigError(
             f"plain http to {host} sends key and text in the open: allow_http=True permits it"

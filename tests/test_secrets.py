@@ -93,7 +93,7 @@ def check_repr(*values: object) -> None:
 def test_these_checks_find_what_they_look_for() -> None:
     with pytest.raises(json.JSONDecodeError) as caught:
         json.loads(KEY)  # json keeps it in a local, and in an attribute
-    assert "decode" in locals_shown(caught.value)
+    assert "loads" in locals_shown(caught.value)
     with pytest.raises(AssertionError):
         check_nothing_shown(caught.value)
     caught.value.doc = ""
@@ -137,6 +137,8 @@ def test_secret(from_env: svir.Secret, key_file: pathlib.Path) -> None:
         for name in ("_value", "value", "_origin"):
             with pytest.raises(AttributeError):
                 setattr(secret, name, "other")
+            with pytest.raises(AttributeError):
+                delattr(secret, name)
         with pytest.raises(TypeError):
             json.dumps(secret)
     assert repr(literal) == "Secret(***)"
@@ -879,6 +881,23 @@ def test_a_client_pickles(
     assert two.headers.get("authorization") == (None if origin == "none" else f"Bearer {KEY}")
     assert two.headers["x-team-token"] == KEY
     assert two.json()["max_tokens"] == 7
+
+
+@pytest.mark.parametrize(
+    ("url", "options"),
+    [
+        ("https://llm.example", {}),
+        ("https://llm.example", {"exact_url": True}),
+        ("https://llm.example/openai/v1/", {}),
+        ("https://llm.example/models", {"exact_url": True}),
+        ("https://llm.example/models/chat/completions", {}),
+        ("https://llm.example/chat/completions/models", {}),
+    ],
+)
+def test_a_pickled_client_asks_the_same_url(url: str, options: dict[str, Any]) -> None:
+    client = svir.Client(url, **options)
+    for again in (pickle.loads(pickle.dumps(client)), copy.copy(client), copy.deepcopy(client)):
+        assert again.base_url == client.base_url
 
 
 def test_a_client_pickles_with_a_proxy() -> None:

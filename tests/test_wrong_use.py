@@ -41,6 +41,7 @@ URLS: dict[str, Any] = {
     "websocket": (lambda: wrong.Client("ws://localhost:1234"), ["http://", "https://"]),
     "a password": (lambda: wrong.Client("http://me:pw@localhost"), ["password", "api_key="]),
     "a query": (lambda: wrong.Client(f"{URL}?api-version=1"), ["query={"]),
+    "where a server listens": (lambda: wrong.Client("http://0.0.0.0:8000"), ["127.0.0.1"]),
     "plain http elsewhere": (lambda: wrong.Client("http://192.168.1.20"), ["allow_http=True"]),
 }
 
