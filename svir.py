@@ -3912,7 +3912,8 @@ class _Connection:
     def is_answered(self) -> bool:
         """Whether an answer can be read, or the end; a whole 1xx is taken out of the way."""
         start = self.sock.recv(4096, socket.MSG_PEEK)
-        if not re.match(rb"HTTP/1\.\d 1|HTTP/1?\.?\d? ?\Z", start):
+        informs = any(word.startswith(start[:10]) for word in (b"HTTP/1.1 1", b"HTTP/1.0 1"))
+        if not start or not informs:
             return True
         size = start.find(b"\r\n\r\n") + 4
         if size > 3:

@@ -861,20 +861,23 @@ def test_the_limit_of_the_whole(phase: str, limit: str, in_phase: Any) -> None:
 
 @pytest.mark.parametrize("where", ["key", "context"])
 def test_a_limit_that_passes_before_anything_is_sent(
-    server: MockServer, later: Later, where: str
+    server: MockServer, later: Later, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     """Making the request took all the time there was: nothing is sent any more."""
+    make_context = ssl.create_default_context
 
-    def moment(*args: Any, **options: Any) -> str:
+    def slow_context() -> ssl.SSLContext:
+        later.ahead += 60
+        return make_context()
+
+    def slow_key() -> str:
         later.ahead += 60
         return "sk-late"
 
-    class Slow:
-        wrap_socket = moment
-
+    monkeypatch.setattr(ssl, "create_default_context", slow_context)
     url = server.url if where == "key" else server.url.replace("http:", "https:")
-    settings: dict[str, Any] = {"api_key": moment} if where == "key" else {"ssl_context": Slow()}
-    error = failure(ask(url, total_timeout=30.0, **settings))
+    key = slow_key if where == "key" else None
+    error = failure(ask(url, total_timeout=30.0, api_key=key))
     assert type(error) is svir.Timeout
     assert "total_timeout=" in str(error)
     assert error.unsent
