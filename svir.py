@@ -1778,6 +1778,7 @@ ACCEPT = frozenset(
 
 _BLANKS = b" \t\r\n"
 _BLANK_CHARS = " \t\r\n"
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _JSON_BODY_BYTES = 65536  # of a body that is no stream: enough for an error's words
 # Seen from servers, each with one reading (F2): HF TGI, Bedrock, Gemini, Anthropic gateways.
 _FINISH_ALIASES = {
@@ -2820,6 +2821,7 @@ class Decoder:
         self._queue: deque[tuple[float, bytes]] = deque()  # fed, not yet read
         self._size = 0  # of all that was read
         self._head: bytearray | None = bytearray()  # until the first byte that is no blank
+        self._mark_due = True  # a byte order mark may come yet
         self._json: bytearray | None = None  # a body that is no stream (S11)
         self._tail = bytearray()  # the line that is not whole yet
         self._text, self._at = "", 0  # the whole lines of the block being read, and the place
@@ -2946,31 +2948,35 @@ class Decoder:
         if self._size > limit:  # what came before the limit still counts (P9)
             self._queue.appendleft((self._answer.now, b""))
             data = data[: limit - self._size]
-        if self._head is not None:
-            data = self._begin(data)
+        data = self._begin(data)
         if self._json is not None:
-            self._keep_json(data)
+            self._keep_json(self._json, data)
         else:
             self._split(data)
 
     def _begin(self, data: bytes) -> bytes:
         """Hold the start until it shows what the body is: SSE, or JSON (S2, S11)."""
-        head = self._head = (self._head or bytearray()) + data
-        if len(head) < 3 and b"\xef\xbb\xbf".startswith(head):
-            return b""
-        if head.startswith(b"\xef\xbb\xbf"):
-            del head[:3]
-        if not data.strip(_BLANKS) and not head.strip(_BLANKS):
+        head = self._head
+        if head is None:
+            return data
+        head += data
+        if self._mark_due:
+            if len(head) < 3 and _BYTE_ORDER_MARK.startswith(head):
+                return b""
+            if head.startswith(_BYTE_ORDER_MARK):
+                del head[:3]
+            self._mark_due = False
+        if not data.strip(_BLANKS) or not head.strip(_BLANKS):  # the new part first: it is short
             return b""
         self._head = None
         if bytes(head.lstrip(_BLANKS)[:1]) in (b"{", b"["):
             self._json = bytearray()
         return bytes(head)
 
-    def _keep_json(self, data: bytes) -> None:
-        self._json = (self._json or bytearray()) + data
+    def _keep_json(self, body: bytearray, data: bytes) -> None:
+        body += data
         limit = _JSON_BODY_BYTES if self._answer.strict else self._limits.event_bytes
-        if len(self._json) > limit:
+        if len(body) > limit:
             raise ProtocolError("the server did not stream: it sent a large JSON body")
 
     def _split(self, data: bytes) -> None:
@@ -3939,7 +3945,8 @@ class _Pool:
     """Idle connections, newest first. Never shared between processes: a fork starts its own."""
 
     SIZE = 16
-    MOMENT = 0.03  # seconds, once a server
+    MOMENT = 0.03  # seconds that the first connection of a server is watched before its reuse
+    SOON = 1.0  # seconds after an answer: who closes by then promised Keep-Alive in vain
 
     def __init__(self) -> None:
         self.reset()
@@ -3950,6 +3957,7 @@ class _Pool:
         self.lock = threading.RLock()
         self.idle: list[_Connection] = []
         self.proven: set[Any] = set()  # servers that were seen to keep a connection open
+        self.closers: set[Any] = set()  # and those that were seen to close one soon
 
     def check_fork(self) -> None:
         if self.pid != os.getpid():
@@ -3972,13 +3980,16 @@ class _Pool:
             if self.is_open(found):
                 self.proven.add(key)
                 return found
+            if time.monotonic() < found.idle_since + self.SOON:
+                self.closers.add(key)
             found.close()
 
     def is_open(self, connection: _Connection) -> bool:
         """Nothing is due on an idle connection: what can be read is its end.
 
         llama-server says Keep-Alive and closes after each stream, a moment later. A request that
-        meets that moment is lost, so the first time a server is given the moment to show it.
+        meets that moment is lost. So the first time, a server is given the moment to show it, and
+        of one that was seen to close soon no connection is kept.
         """
         now = time.monotonic()
         age = now - connection.idle_since
@@ -3987,6 +3998,9 @@ class _Pool:
 
     def put(self, connection: _Connection, seconds: float) -> None:
         self.check_fork()
+        if connection.key in self.closers:
+            connection.close()
+            return
         connection.idle_since = time.monotonic()
         connection.usable_until = connection.idle_since + seconds
         with self.lock:
@@ -4522,7 +4536,7 @@ class _Exchange:
             if not data:
                 break
             ahead += data
-            start = ahead.lstrip(b"\xef\xbb\xbf" + _BLANKS)
+            start = ahead.lstrip(_BYTE_ORDER_MARK + _BLANKS)
         self.ahead = ahead
         return start
 

@@ -17,7 +17,7 @@ from harness import REQUEST
 from loopback import Peer, full_backlog
 from svir_ext.testing import MockServer, text_answer
 
-BIG = svir.Request("m", "x" * (16 << 20))  # more than the buffers of two sockets hold
+BIG = svir.Request("m", "x" * (8 << 20))  # more than the buffers of two sockets hold
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="Linux only")
 UNIX = pytest.mark.skipif(not hasattr(socket, "AF_UNIX"), reason="no UNIX sockets")
 STREAM_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n"

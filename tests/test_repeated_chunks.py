@@ -14,6 +14,7 @@ from typing import Any, Callable
 import pytest
 
 import harness
+import svir
 
 WORDS = [
     "Hi", " there", "a", "", " ", "<", "<think>", "<thi", "nk>", "</think>", ">", "x<y",
@@ -250,3 +251,14 @@ def test_each_raw_string_in_each_common_chunk(common: int, raw: bytes) -> None:
     writer = Writer(dice)
     writer.raw = raw
     check(among(shape, shape(MARK)), writer, dice, MODES[:2])
+
+
+def test_repeated_chunks_are_not_decoded_again() -> None:
+    """Also with a second string that changes (Azure's padding), and with two shapes in turn."""
+    decoder = svir.Decoder()
+    for number in range(40):
+        more = {"obfuscation": "x" * number} if number % 2 else {}
+        event = {**harness.chunk({"content": f"w{number}"}), **more}
+        assert len(list(decoder.feed(harness.sse(event, done=False)))) == 1
+    assert decoder._frames.hits > 0
+    assert len(decoder._frames.frames) == 2
