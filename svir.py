@@ -4458,13 +4458,17 @@ class _Inflater:
                 return b""
             wrapped = data[0] & 15 == 8 and (data[0] << 8 | data[1]) % 31 == 0
             self.stream = self.zlib.decompressobj(15 if wrapped else -15)
-        try:
-            out: bytes = self.stream.decompress(data, 65536)
-        except self.zlib.error:
-            raise ProtocolError("the body's compression is broken") from None
-        self.rest = self.stream.unconsumed_tail
-        if self.stream.eof and self.is_gzip and self.stream.unused_data:
-            self.rest, self.stream = self.stream.unused_data, self.zlib.decompressobj(31)
+        out = b""
+        while not out:
+            try:
+                out = self.stream.decompress(data, 65536)
+            except self.zlib.error:
+                raise ProtocolError("the body's compression is broken") from None
+            self.rest = self.stream.unconsumed_tail
+            if not (self.is_gzip and self.stream.eof and self.stream.unused_data):
+                break
+            data = self.rest = self.stream.unused_data  # another member follows
+            self.stream = self.zlib.decompressobj(31)
         return out
 
     @property
