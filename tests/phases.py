@@ -44,7 +44,9 @@ class Stage:
         server = self.stack.enter_context(MockServer(unix=path))
         return self.client_of(server, steps, options, unix_socket=path)
 
-    def client_of(self, server: MockServer, steps: Any, options: Any, **settings: Any) -> Any:
+    def client_of(
+        self, server: MockServer, steps: Any, options: Any, **settings: Any
+    ) -> svir.Client:
         if options.get("read_body") is False:
             server.reply(*steps, **options)  # only a queued reply is that early
         else:
@@ -93,7 +95,7 @@ PHASES: dict[str, Callable[[Stage], svir.Client]] = {
 ONLY_SOMEWHERE = {"connecting": LINUX, "before-the-headers-unix": UNIX}
 
 
-def phases(*without: str) -> Any:
+def phases(*without: str) -> pytest.MarkDecorator:
     """Run a test in each phase, as its argument `phase`."""
     names = [name for name in PHASES if name not in without]
     return pytest.mark.parametrize(
