@@ -2676,6 +2676,8 @@ class _Frames:
     with a marker in its place. Only events that change nothing else are kept as frames.
     """
 
+    LONGEST = 8192  # characters: a longer line has no small string in a large frame
+
     def __init__(self) -> None:
         self.frames: list[_Frame] = []
         self.last: _Frame | None = None  # the one that matched last, tried first
@@ -2708,7 +2710,7 @@ class _Frames:
         self.wait -= 1
         if self.wait > 0 or self.stopped:
             return
-        found = _hole(chunk, answer)
+        found = _hole(chunk, answer) if len(line) <= self.LONGEST else None
         if found is None:
             return
         # Where frames do not repeat, learning them pauses for longer and longer.
@@ -2772,8 +2774,8 @@ def _make_frame(
 def _spot(line: str, chunk: dict[str, Any], key: str, path: list[Any]) -> tuple[int, int] | None:
     """Where the string at ``path`` stands in the line: proved with a marker in its place."""
     begin = line.find("{")
-    for match in re.finditer(rf'"{key}"\s*:\s*"', line):
-        start = match.end()
+    spots = [match.end() for match in re.finditer(rf'"{key}"\s*:\s*"', line)]
+    for start in spots[:3]:  # a hostile line has hundreds, and each costs a decoding
         try:
             value, end = _scanstring(line, start)
             marked = _parse_json(line[begin:start] + _MARKER + line[end - 1 :])
