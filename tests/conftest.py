@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import ssl
 from pathlib import Path
 from typing import Callable, Iterator
@@ -17,6 +18,11 @@ from llama_server import LlamaServer
 HERE = Path(__file__).parent
 WHY_NOT = llama_server.why_not()
 IN_CI = os.environ.get("CI") == "true" and pinned.supported()
+
+
+# A shell that runs a command in the background has it ignore SIGINT; some tests interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_report_header() -> str:

@@ -900,8 +900,8 @@ def test_the_limit_of_the_whole_of_a_raw_stream(phase: str, in_phase: Any) -> No
 @pytest.mark.parametrize("limit", ["idle_timeout", "total_timeout"])
 def test_the_limits_of_a_listing(server: MockServer, limit: str) -> None:
     server.reply(b'{"data":', path="/models", hang=True)
-    client = svir.Client(server.url, **{"idle_timeout": 60.0, limit: 0.2})
-    seconds, error = timed(client.list_models)
+    settings: dict[str, Any] = {"idle_timeout": 60.0, limit: 0.2}
+    seconds, error = timed(svir.Client(server.url, **settings).list_models)
     assert seconds < SLOW
     assert type(error) is svir.Timeout
     assert f"{limit}=" in str(error)
@@ -1009,9 +1009,9 @@ def test_a_slow_upload(tls: Any, limit: str, secure: bool) -> None:
             conn.sendall(LENGTH)
 
     pause = threading.Event().wait
-    settings: dict[str, Any] = {"cafile": tls.cafile} if secure else {}
+    settings: dict[str, Any] = {limit: 1.0, "cafile": tls.cafile if secure else None}
     with Peer(talk) as peer, svir.Client(
-        peer.tls_url if secure else peer.url, **settings, **{limit: 1.0}
+        peer.tls_url if secure else peer.url, **settings
     ) as client:
         started = time.monotonic()
         if limit == "idle_timeout":
