@@ -224,12 +224,18 @@ def test_a_layer_that_reads_its_own_stream(server: MockServer) -> None:
 class WrapsLate:
     """An ssl_context that runs `act` around its work: what else happens at that moment."""
 
-    def __init__(self, context: ssl.SSLContext, act: Callable[[], object], when: str) -> None:
-        self.context, self.act, self.when = context, act, when
+    def __init__(self, tls: Any, act: Callable[[], object], when: str) -> None:
+        self.context = ssl.create_default_context(cafile=tls.cafile)
+        self.act, self.when, self.calls = act, when, 0
 
     def wrap_socket(self, sock: socket.socket, **options: Any) -> ssl.SSLSocket:
+        self.calls += 1
         if self.when == "before":
             self.act()
+        # A socket that was shut down has an end to read; wrapping it loses the descriptor.
+        sock.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            sock.recv(1, socket.MSG_PEEK)
         wrapped = self.context.wrap_socket(sock, **options)
         if self.when == "after":
             self.act()
@@ -247,12 +253,8 @@ def test_close_while_the_socket_is_wrapped(tls: Any, when: str, proxied: bool) -
             conn.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
         silent(conn)
 
-    context: Any = WrapsLate(
-        ssl.create_default_context(cafile=tls.cafile),
-        lambda: Reader(stream.close).join(),
-        when,
-    )
     with Peer(talk) as peer:
+        context: Any = WrapsLate(tls, lambda: Reader(stream.close).join(), when)
         client = svir.Client(
             "https://localhost" if proxied else peer.tls_url,
             proxy=peer.url if proxied else None,
@@ -354,6 +356,39 @@ def test_close_wakes_the_first_of_two_calls(server: MockServer) -> None:
     stream.close()
     assert reader.join(5), "close() did not wake the reader"
     assert isinstance(reader.error, svir.Cancelled)
+
+
+def test_close_leaves_a_connection_that_is_another_stream_s_by_now(server: MockServer) -> None:
+    """An abort is taken back before its connection goes to the pool."""
+    gate, taken = threading.Event(), threading.Event()
+
+    def twice(request: svir.Request, call: svir.Call) -> Iterator[svir.Event]:
+        for event in call(request):
+            if event.type == "text":
+                yield event
+        yield svir.TextDelta("once")
+        assert taken.wait(10)
+        call.sleep(30)
+
+    backend = svir.HttpBackend()
+    server.reply(text_answer("a"))
+    server.reply(text_answer("b", gate, "c"))
+    with svir.Client(server.url, backend=backend, layers=[twice]) as first, svir.Client(
+        server.url, backend=backend
+    ) as second:
+        stream = first.stream(REQUEST)
+        assert [next(stream), next(stream)] == [svir.TextDelta("a"), svir.TextDelta("once")]
+        other = second.stream(REQUEST)
+        assert next(other) == svir.TextDelta("b")
+        assert [request.connection for request in server.requests] == [1, 1]
+        taken.set()
+        reader = Reader(lambda: next(stream))
+        settle(reader.thread)
+        stream.close()
+        assert reader.join()
+        assert isinstance(reader.error, svir.Cancelled)
+        gate.set()
+        assert other.result().text == "bc"
 
 
 # -- Signals --------------------------------------------------------------------------------------
@@ -480,6 +515,21 @@ def test_a_close_between_any_two_lines(phase: str, lines: int, in_phase: Any) ->
             assert at.reader.join()
             break
         assert isinstance(at.reader.error, svir.Cancelled), at.reached
+
+
+def test_no_socket_is_wrapped_after_a_close(tls: Any) -> None:
+    """Wherever a handler closes before that; see WrapsLate."""
+    context: Any = WrapsLate(tls, int, "never")
+    with Peer(silent) as peer:
+        client = svir.Client(peer.tls_url, ssl_context=context, connect_timeout=30.0)
+        line = 0
+        while not context.calls:
+            line += 1
+            stream = client.stream(REQUEST)
+            at = AtLine(line, stream.result, stream.close)
+            assert at.reader.join(5), f"the close before {at.reached} was lost"
+            assert isinstance(at.reader.error, svir.Cancelled), at.reached
+    assert line > 100
 
 
 # -- At random ------------------------------------------------------------------------------------
