@@ -2012,10 +2012,8 @@ class _Answer:
         if choices is not None and not isinstance(choices, list):
             raise ProtocolError("choices is not a list")
         if odd_text:
-            chunk = {
-                **chunk,
-                **_encodable_tree({k: v for k, v in chunk.items() if k != "choices"}),
-            }
+            top = {key: value for key, value in chunk.items() if key != "choices"}
+            chunk = {**_encodable_tree(top), "choices": choices}
         self.read_top(chunk)
         events: list[Event] = []
         choice = self.own_choice(choices) if choices else None
@@ -2080,7 +2078,8 @@ class _Answer:
     def read_top(self, chunk: dict[str, Any]) -> None:
         for key, value in chunk.items():
             if key not in _READ_KEYS and value is not None and (key != "error" or value):
-                self.turned = self.turned or (key in self.extra and self.extra[key] != value)
+                if key in self.extra and repr(self.extra[key]) != repr(value):  # 1 is no True here
+                    self.turned = True
                 self.extra[key] = value
         report = chunk.get("usage")
         if report is not None:
@@ -2394,7 +2393,7 @@ class _Answer:
         arguments = self.add_arguments(call, function.get("arguments"))
         for key, value in piece.items():
             if key not in ("index", "id", "type", "function") and value is not None:
-                call.extra[key] = _encodable_tree(value) if odd_text else value
+                call.extra[_encodable(key)] = _encodable_tree(value) if odd_text else value
         self.last_call = call
         return ToolCallDelta(call.place, id, name, arguments)
 
@@ -2646,7 +2645,7 @@ class _Frame:
             if not text.startswith(self.middle, end):
                 return None
             other, end = _plain_string(text, end + len(self.middle))
-            value = value if self.first or other is None else other
+            value = None if other is None else value if self.first else other
         if value is None or not text.startswith(self.tail, end):
             return None
         return value, end + self.tail_size
@@ -2732,7 +2731,10 @@ def _hole(chunk: dict[str, Any], answer: _Answer) -> tuple[Any, str, list[Any]] 
         return None
     if "any-choice-index" in answer.accept or not choice.get("delta"):
         return None
-    keys = [key for key, value in choice["delta"].items() if value and key != "role"]
+    full = {
+        key: v for key, v in choice["delta"].items() if v is not None and v not in ("", [], {})
+    }
+    keys = [key for key in full if key != "role"]
     if len(keys) != 1:
         return None
     key, path = keys[0], ["choices", 0, "delta", keys[0]]
@@ -2743,7 +2745,8 @@ def _hole(chunk: dict[str, Any], answer: _Answer) -> tuple[Any, str, list[Any]] 
     piece = choice["delta"][key][0]
     function = piece.get("function") or {}
     call = answer.by_index.get(piece["index"]) if "index" in piece else None
-    more = any(value for name, value in piece.items() if name not in ("index", "type", "function"))
+    plain = ("index", "type", "function")
+    more = any(v is not None and (v or n != "id") for n, v in piece.items() if n not in plain)
     if call is None or more or function.get("name") or not _is_words(function.get("arguments")):
         return None
     return call, "arguments", [*path, 0, "function", "arguments"]
@@ -3146,6 +3149,8 @@ class Decoder:
         text = body.decode("utf-8", "replace").lstrip()
         try:
             value = _json_decoder.raw_decode(text)[0]
+            if not _is_shallow(value):
+                raise ValueError("nested too deep")
         except (ValueError, RecursionError):
             raise ProtocolError("the server did not stream, and its JSON is broken") from None
         failure = _failure(value)
@@ -4345,7 +4350,7 @@ class ChatCompletions:
         found = [
             entry for entry in entries if isinstance(entry, dict) and _is_words(entry.get("id"))
         ]
-        names = [entry.get("name") if _is_words(entry.get("name")) else None for entry in found]
+        names = [_encodable(e["name"]) if _is_words(e.get("name")) else None for e in found]
         return [Model(_encodable(entry["id"]), name) for entry, name in zip(found, names)]
 
 

@@ -262,3 +262,39 @@ def test_repeated_chunks_are_not_decoded_again() -> None:
         assert len(list(decoder.feed(harness.sse(event, done=False)))) == 1
     assert decoder._frames.hits > 0
     assert len(decoder._frames.frames) == 2
+
+
+def odd(delta: str, top: str = "", tail: str = "") -> bytes:
+    line = f'{{"id":"a",{top}"choices":[{{"index":0,"delta":{delta}}}]{tail}}}'
+    return f"data: {line}\n\n".encode()
+
+
+STOPPED = harness.sse({"id": "a", "choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]})
+HOSTILE = {
+    "an escape no JSON has, after padding": odd('{"content":"a"}', '"obfuscation":"xx",') * 3
+    + odd('{"content":"\\q"}', '"obfuscation":"PAD",'),
+    "padding no JSON has": odd('{"content":"a"}', tail=',"obfuscation":"x"') * 3
+    + odd('{"content":"b"}', tail=',"obfuscation":"\\q"'),
+    "a zero that changes and changes back": odd('{"content":"a","token_id":0}') * 3
+    + odd('{"content":"b","token_id":5}')
+    + odd('{"content":"c","token_id":0}'),
+    "1, then true, then 1": odd('{"content":"a"}', '"x":1,') * 3
+    + odd('{"content":"b"}', '"x":true,')
+    + odd('{"content":"c"}', '"x":1,'),
+    "half a pair in a key": odd('{"content":"a"}', '"\\ud800":1,') * 3,
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_streams(name: str) -> None:
+    data = HOSTILE[name] + STOPPED
+    whole, cut = (
+        harness.decode([data]),
+        harness.decode([data[i : i + 1] for i in range(len(data))]),
+    )
+    assert (cut.events, repr(cut.error), cut.quirks) == (
+        whole.events,
+        repr(whole.error),
+        whole.quirks,
+    )
+    assert whole.events

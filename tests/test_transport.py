@@ -29,6 +29,7 @@ from loopback import (
     eventually,
     full_backlog,
     nothing_left,
+    open_sockets,
     read_all,
     read_head,
     run_python,
@@ -305,6 +306,22 @@ def test_a_reused_connection_that_breaks_is_not_tried_again(
     assert connections_used(server) == [1, 1, 2]
 
 
+def test_another_process_has_connections_of_its_own(
+    server: MockServer, client: svir.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a fork; tests/test_threads.py forks. Here the copies are the connections."""
+    server.default(text_answer("a"))
+    assert client.complete(REQUEST).text == "a"
+    half = client.stream(REQUEST)
+    next(half)
+    monkeypatch.setattr(os, "getpid", lambda: 1)
+    assert client.complete(REQUEST).text == "a"
+    assert connections_used(server) == [1, 1, 2]
+    half.close()
+    assert client.complete(REQUEST).text == "a"
+    assert connections_used(server) == [1, 1, 2, 2], "what was copied is never pooled"
+
+
 @pytest.mark.parametrize("status", [400, 401, 429, 500])
 def test_a_connection_that_carried_an_error_is_not_kept(
     server: MockServer, client: svir.Client, status: int
@@ -525,6 +542,7 @@ HEADS: dict[str, tuple[bytes, str]] = {
         head("what is this", STREAM, f"Content-Length: {len(BODY)}") + BODY,
         "without a colon",
     ),
+    "a-tls-alert": (b"\x15\x03\x01\x00\x02\x02\x46", "https server?"),
     "switching-protocols": (head("Upgrade: h2c", status="HTTP/1.1 101 Switching"), "switches"),
 }
 
@@ -675,6 +693,34 @@ def test_a_1xx_in_the_middle_of_an_upload(server: MockServer, pieces: int) -> No
         assert client.complete(BIG).text == "ab"
 
 
+def test_a_1xx_in_two_halves_while_the_upload_stands_still(client: svir.Client) -> None:
+    """Half a 1xx can be read and nothing can be sent: it waits for the rest, or for its limit."""
+    still = threading.Event()
+
+    def talk(conn: Any) -> None:
+        read_head(conn)
+        still.wait(10)
+        conn.sendall(CONTINUE[:11])
+        threading.Event().wait(0.05)
+        if peer.connections == 1:
+            conn.sendall(CONTINUE[11:])
+            take(conn, BIG_LENGTH)
+            conn.sendall(LENGTH)
+        until_the_end(conn)
+
+    with Peer(talk) as peer:
+        with svir.Client(peer.url) as client:
+            reader = Reader(lambda: client.complete(BIG))
+            settle(reader.thread)
+            still.set()
+            assert reader.join(30)
+            assert reader.value.text == "ab"
+    with Peer(lambda conn: conn.sendall(CONTINUE[:11]) or threading.Event().wait(2)) as peer:
+        seconds, error = timed(svir.Client(peer.url, idle_timeout=0.2).stream(BIG).result)
+    assert type(error) is svir.Timeout
+    assert seconds < SLOW
+
+
 def test_a_stream_before_the_request_was_read(server: MockServer, client: svir.Client) -> None:
     """The answer is read as it comes. The connection, with half a request on it, is not kept."""
     server.reply(text_answer("a", 0.01, "b"), read_body=False, headers={"connection": None})
@@ -783,6 +829,18 @@ def test_an_address_that_does_not_answer(
         started = time.monotonic()
         assert text(ask("http://host.example", allow_http=True, connect_timeout=30.0)) == "a"
         assert time.monotonic() - started < SLOW
+
+
+@pytest.mark.parametrize("found", [[], ["::1"]])
+def test_localhost_that_is_resolved_to_one_family(
+    server: MockServer, monkeypatch: pytest.MonkeyPatch, found: list[str]
+) -> None:
+    """A hosts file may list one loopback address only, and the server listen on the other."""
+    port = int(server.url.rpartition(":")[2])
+    known = [(socket.AF_INET6, socket.SOCK_STREAM, 0, "", (host, port, 0, 0)) for host in found]
+    resolves_to(monkeypatch, *known)
+    server.default(text_answer("a"))
+    assert text(ask(f"http://localhost:{port}")) == "a"
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
@@ -1263,11 +1321,11 @@ def test_a_ca_file_that_is_none(tmp_path: Path, secure: MockServer) -> None:
 class NotAContext:
     """What a host puts in the place of ssl.SSLContext (hosts.md 7): it only can wrap."""
 
-    def __init__(self, context: ssl.SSLContext) -> None:
-        self._context = context
+    def __init__(self, context: ssl.SSLContext, **more: Any) -> None:
+        self._context, self._more = context, more
 
     def wrap_socket(self, sock: socket.socket, **options: Any) -> ssl.SSLSocket:
-        return self._context.wrap_socket(sock, **options)
+        return self._context.wrap_socket(sock, **options, **self._more)
 
     def cert_store_stats(self) -> None:
         raise NotImplementedError
@@ -1280,6 +1338,22 @@ def test_an_object_in_the_place_of_a_context(secure: MockServer, tls: Any) -> No
     assert "what the caller's ssl_context holds" in str(
         refused(secure.url, ssl_context=nothing_known)
     )
+
+
+@pytest.mark.parametrize("kind", [ValueError, OSError])
+def test_a_context_that_cannot_wrap(secure: MockServer, kind: Any) -> None:
+    def fails(*args: Any, **options: Any) -> Any:
+        raise kind("check_hostname needs a name")
+
+    context: Any = NotAContext(ssl.create_default_context())
+    context.wrap_socket = fails
+    assert "check_hostname needs a name" in str(refused(secure.url, ssl_context=context))
+
+
+def test_without_certifi(secure: MockServer, monkeypatch: pytest.MonkeyPatch, tls: Any) -> None:
+    monkeypatch.setitem(sys.modules, "certifi", None)
+    assert "certifi" not in str(refused(secure.url))
+    assert text(ask(secure.url, cafile=tls.cafile)) == "a"
 
 
 TLS_ENDS = {
@@ -1295,22 +1369,25 @@ TLS_ENDS = {
 }
 
 
-@pytest.mark.parametrize("notified", [False, True])
+@pytest.mark.parametrize("end", ["notified", "ragged", "ragged-and-told"])
 @pytest.mark.parametrize("name", TLS_ENDS)
-def test_the_end_of_a_tls_connection(tls: Any, name: str, notified: bool) -> None:
+def test_the_end_of_a_tls_connection(tls: Any, name: str, end: str) -> None:
     """H13: with close_notify or without one, the framing decides whether it was whole."""
     data, expected = TLS_ENDS[name]
     context = tls.server()
+    # The ssl module hides an end without close_notify, unless it is told not to.
+    told = {"suppress_ragged_eofs": False} if end == "ragged-and-told" else {}
+    own: Any = NotAContext(ssl.create_default_context(cafile=tls.cafile), **told)
 
     def talk(conn: Any) -> None:
         with context.wrap_socket(conn, server_side=True) as wrapped:
             receive(wrapped)
             wrapped.sendall(data)
-            if notified:
+            if end == "notified":
                 wrapped.unwrap()
 
     with Peer(talk) as peer:
-        run = ask(peer.tls_url, cafile=tls.cafile)
+        run = ask(peer.tls_url, ssl_context=own)
     if isinstance(expected, str):
         assert text(run) == expected
     else:
@@ -1535,6 +1612,26 @@ def test_a_unix_socket_that_cannot_be_used(folder: Path) -> None:
         assert seconds < SLOW
 
 
+@UNIX
+def test_an_interrupt_while_a_unix_socket_connects(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*args: Any) -> None:
+        raise KeyboardInterrupt
+
+    stream = svir.Client("http://localhost", unix_socket=folder / "s").stream(REQUEST)
+    monkeypatch.setattr(socket.socket, "connect", interrupted, raising=False)
+    before = open_sockets()
+    with pytest.raises(KeyboardInterrupt):
+        stream.result()
+    assert open_sockets() == before
+
+
+def test_a_unix_socket_has_no_proxy() -> None:
+    with pytest.raises(svir.ConfigError, match="proxy or unix_socket, not both"):
+        svir.Client("http://localhost", unix_socket="/tmp/s", proxy="http://localhost:1")
+
+
 def test_a_system_without_unix_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(socket, "AF_UNIX", raising=False)
     error = failure(ask("http://localhost", unix_socket="/tmp/s"))
@@ -1607,6 +1704,12 @@ try:
 except svir.ConfigError as error:
     print(error)
 """
+
+
+def test_https_without_the_ssl_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ssl", None)
+    with pytest.raises(svir.ConfigError, match="needs the ssl module"):
+        svir.Client("https://localhost")
 
 
 def test_http_without_the_ssl_module(server: MockServer) -> None:
