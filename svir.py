@@ -54,6 +54,7 @@ from typing import (
     Tuple,
     TypeVar,
     Union,
+    get_args,
     overload,
 )
 
@@ -563,7 +564,7 @@ def _checked(value: Any, kind: str, what: str) -> Any:
     if optional is not None:
         return None if value is None else _checked(value, optional.group(1), what)
     if sequence is not None:
-        if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
+        if isinstance(value, (str, bytes, dict)) or not isinstance(value, Iterable):
             raise ConfigError(f"{what} must be a list, not {type(value).__name__}")
         items = enumerate(value)
         return tuple(
@@ -930,7 +931,7 @@ class Timing(_Value):
 
     @property
     def tokens_per_second(self) -> float | None:
-        """From the first token to the last; None when there is no honest rate (3.6)."""
+        """From the first token to the last; None when there is no honest rate."""
         window = self.last_token - self.first_token
         if self.pieces < 2 or window < 0.05:
             return None
@@ -1131,8 +1132,8 @@ _KINDS: dict[str, tuple[type, ...]] = {
     "ResponseFormat": (str, JsonSchema),
 }
 _CHOICES = {
-    "FinishReason": ("stop", "tool_calls", "length", "content_filter", "refusal"),
-    "ReasoningEffort": ("none", "minimal", "low", "medium", "high", "xhigh"),
+    "FinishReason": get_args(FinishReason),
+    "ReasoningEffort": get_args(ReasoningEffort),
 }
 _DICT_FORMS: dict[str, Callable[[Any], Any]] = {
     **{
@@ -1141,7 +1142,7 @@ _DICT_FORMS: dict[str, Callable[[Any], Any]] = {
     },
     "bytes": _base64,
     "Part": _or_word(_read_part),
-    "Message": _read_message,
+    "Message": message_from_dict,
     "ToolChoice": _or_word(NamedTool.from_dict),
     "ResponseFormat": _or_word(JsonSchema.from_dict),
 }
@@ -1763,7 +1764,7 @@ def _format(form: ResponseFormat) -> dict[str, Any] | None:
 # -- 4. Decoder ----------------------------------------------------------------------------------
 
 ThinkMode = Literal["split", "keep", "open"]
-_THINK_MODES = ("split", "keep", "open")
+_THINK_MODES = get_args(ThinkMode)
 
 ACCEPT = frozenset(
     (
@@ -2895,7 +2896,8 @@ class Decoder:
                         and not answer.think.busy
                     ):
                         self._at = end + frame.tail_size
-                        frames.hits = answer.pieces = answer.pieces + 1
+                        frames.hits += 1
+                        answer.pieces += 1  # not the first: the frame was learned from one
                         answer.last_at = answer.now
                         yield frame.add(value)
                         continue
@@ -3536,7 +3538,7 @@ class HttpBackend:
                 f" Trusted: {self._trusted(ssl)}. Pass cafile= or ssl_context= for another CA"
             )
         except socket.timeout:
-            failed = f"no TLS handshake with {where.host} within connect_timeout="
+            failed = f"no TLS handshake with {where.host} within connect_timeout=: is it https?"
         except (OSError, ValueError) as error:
             reason = getattr(error, "reason", None) or str(error)
             failed = (
@@ -4318,7 +4320,7 @@ class ChatCompletions:
         return {} if key is None else {"authorization": f"Bearer {key}"}
 
     def error(self, status: int, headers: Mapping[str, str], body: bytes) -> Error:
-        """The error for a status that is not a success (H1, wire-protocol 5)."""
+        """The error for a status that is not a success (H1)."""
         value = _body_value(body)
         message, codes = _told(value)
         error = _status_error(status, headers, value, message, codes)
@@ -4398,7 +4400,7 @@ def _status_error(
                 " base URL?"
             )
         return ProtocolError(
-            "the server answered 404: is the base URL right? What was asked ends this line"
+            "the server answered 404: is the base URL right, and the model's name?"
         )
     if 300 <= status < 400:
         return _redirect(status, headers)
@@ -4703,8 +4705,11 @@ class Stream:
     def completion(self) -> Completion:
         """The answer. Never waits: raises ``RuntimeError`` while the answer is not whole."""
         if self._completion is None:
+            over = self._failure is not None or self._control.cancelled
             raise RuntimeError(
-                "the stream has not completed: read it to its end, or call result()"
+                "the stream ended before the answer was whole"
+                if over
+                else "the stream has not completed: read it to its end, or call result()"
             )
         return self._completion
 
@@ -4961,7 +4966,29 @@ ApiKey = Union[str, Secret, Callable[[], Union[str, Secret]], None]
 class Client:
     """A server that speaks Chat Completions. Immutable, and shared between threads.
 
+    The server:
     ``base_url``: with or without ``/v1``; a path with a version in it is used as written.
+    ``api_key``: text, a ``Secret``, or a function that is asked before every request.
+    ``headers``, ``query``: added to every request; the values of headers are kept secret.
+    ``exact_url``: use the base URL as it is. ``allow_http``: plain http off this machine.
+
+    What is asked:
+    ``layers``: functions around a call, the first is the outermost.
+    ``include_usage``: ask for token counts. ``empty_content``: what a turn of only calls has as
+    its text, "" or None. ``context_size``: refuse what cannot fit it, with an image counted as
+    ``image_tokens`` (None: as its bytes).
+
+    What is accepted (docs/decoding.md):
+    ``strict=False`` skips unknown input; ``accept`` takes names of ``ACCEPT``; ``think`` is
+    "split", "keep" or "open"; ``limits`` bounds an answer.
+
+    Waiting, in seconds, None is no limit:
+    ``connect_timeout``; ``idle_timeout``, without a byte from the server; ``total_timeout``.
+
+    The connection: ``proxy``, ``cafile``, ``ssl_context``, ``unix_socket`` and ``keep_alive`` as
+    in ``HttpBackend``, or a ``backend`` of your own. ``wire``: another server API.
+
+    Raises ``ConfigError`` for what cannot be used.
     """
 
     def __init__(
@@ -5002,7 +5029,7 @@ class Client:
         given = {
             name: value for name, value in locals().items() if name not in ("self", "base_url")
         }
-        # From here on no frame holds a key or password as text, whatever fails (5, Q3).
+        # From here on no frame holds a key or password as text, whatever fails (Q3).
         given["api_key"] = api_key = _hidden(api_key)
         given["headers"] = headers = _hidden_values(headers)
         given["proxy"] = proxy = _hidden(proxy)
@@ -5130,7 +5157,7 @@ class Client:
             return self._events(request, control)
         layer = self._layers[depth]
         events = layer(request, Call(self, control, depth + 1))
-        if not hasattr(events, "__iter__"):
+        if isinstance(events, str) or not hasattr(events, "__iter__"):
             name = _shown(getattr(layer, "__name__", layer))
             raise ConfigError(f"the layer {name} gave no events: it has to return or yield them")
         return iter(events)
@@ -5162,7 +5189,7 @@ class Client:
         control.check()
         if request.include_usage is None:
             request = request.replace(include_usage=self._include_usage)
-        learned = self._learned
+        learned, refusal = self._learned, None
         with self._errors_say("POST", self._wire.path):
             while True:
                 body = self._wire.encode(request, learned)
@@ -5178,8 +5205,9 @@ class Client:
                 error = self._wire.error(exchange.status, exchange.headers, data)
                 more = self._wire.adapt(request, error, data, learned)
                 if more is None or more <= learned or control.expired() is not None:
-                    raise _again(error)
-                learned = more
+                    # A server that fails at the second try has still refused the first.
+                    raise _again(refusal if refusal is not None and error.retryable else error)
+                learned, refusal = more, error
 
     def _exchange(self, method: str, path: str, body: Body | None, control: _Control) -> _Exchange:
         request = HttpRequest(
@@ -5198,7 +5226,7 @@ class Client:
             return _Exchange(self._backend.send(request), request)
         except Timeout as error:
             control.check()
-            late = control.expired() or control.limit(self._idle_timeout, "idle_timeout")[1]
+            late = control.expired() or request._wait()[1]
             unsent = error.unsent
         except Error as error:
             request.release()

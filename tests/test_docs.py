@@ -31,6 +31,8 @@ def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch):
     if page.name in ("README.md", "errors.md"):
         assert blocks, "a page that shows code"
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "notes.md").write_text("Buy milk.", encoding="utf-8")
+    (tmp_path / "photo.png").write_bytes(b"\x89PNG\r\n\x1a\n")
     monkeypatch.setenv("LAB_KEY", "sk-lab")
     space = {"__name__": "__main__"}
     with MockServer() as server:
