@@ -1957,6 +1957,8 @@ class _OpenCall:
 class _Answer:
     """The answer being assembled: chunks in, events out. Knows nothing of bytes."""
 
+    NAME = 4096  # characters of a tool's name: real ones have 64
+
     def __init__(
         self, strict: bool, accept: frozenset[str], think: ThinkMode, limits: Limits
     ) -> None:
@@ -1981,6 +1983,7 @@ class _Answer:
         self.elsewhere_quirks: list[str] = []
         self.extra: dict[str, Any] = {}
         self.delta_extra: dict[str, Any] = {}
+        self.kept = 0  # characters of all that is kept beside the answer
         self.now = 0.0
         self.first_at = self.last_at = 0.0
         self.pieces = 0
@@ -2079,9 +2082,7 @@ class _Answer:
     def read_top(self, chunk: dict[str, Any]) -> None:
         for key, value in chunk.items():
             if key not in _READ_KEYS and value is not None and (key != "error" or value):
-                if key in self.extra and repr(self.extra[key]) != repr(value):  # 1 is no True here
-                    self.turned = True
-                self.extra[key] = value
+                self.keep(self.extra, key, value)
         report = chunk.get("usage")
         if report is not None:
             self.read_report(report, _TOP_USAGE)
@@ -2090,6 +2091,21 @@ class _Answer:
             self.read_report(groq["usage"], _ELSEWHERE)
         elif not any(chunk.get(key) for key in ("choices", "usage", *_FILTER_KEYS)):
             self.note("no-choices")
+
+    def keep(self, kept: dict[str, Any], key: str, value: Any) -> None:
+        """Keep one of the server's other fields. All of them together have a limit, by the text
+        they are: an empty list takes fifty times its two characters."""
+        before = repr(kept[key]) if key in kept else ""  # by repr, as 1 == True in Python
+        after = repr(value)
+        self.turned = self.turned or (before != "" and before != after)
+        self.count_kept(len(key) + len(after) - len(before))
+        kept[key] = value
+
+    def count_kept(self, size: int) -> None:
+        self.kept += size
+        if self.kept > self.limits.event_bytes:
+            limit = self.limits.event_bytes
+            raise LimitExceeded(f"other fields of more than {limit} bytes (Limits.event_bytes)")
 
     def read_report(self, report: Any, place: int) -> None:
         usage, quirk = _read_usage(report)
@@ -2275,9 +2291,10 @@ class _Answer:
         value = _encodable_tree(value) if odd_text else value
         before = self.delta_extra.get(key)
         if isinstance(value, list) and isinstance(before, list):
+            self.count_kept(len(repr(value)))
             before.extend(value)
         else:
-            self.delta_extra[key] = list(value) if isinstance(value, list) else value
+            self.keep(self.delta_extra, key, list(value) if isinstance(value, list) else value)
         return True
 
     def read_content(self, content: Any) -> list[Event]:
@@ -2394,7 +2411,8 @@ class _Answer:
         arguments = self.add_arguments(call, function.get("arguments"))
         for key, value in piece.items():
             if key not in ("index", "id", "type", "function") and value is not None:
-                call.extra[_encodable(key)] = _encodable_tree(value) if odd_text else value
+                value = _encodable_tree(value) if odd_text else value
+                self.keep(call.extra, _encodable(key), value)
         self.last_call = call
         return ToolCallDelta(call.place, id, name, arguments)
 
@@ -2450,6 +2468,8 @@ class _Answer:
         if name and name == call.name and (repeats_id or call.arguments):
             self.note("repeated-name")  # NIM, llama.cpp b5481 (T5)
             return ""
+        if len(call.name) + len(name) > self.NAME:
+            raise LimitExceeded(f"a tool's name of more than {self.NAME} characters")
         call.name += name
         return name
 
@@ -2947,6 +2967,7 @@ class Decoder:
 
     def _take(self) -> None:
         """Cut the next block into lines."""
+        self._check_size(len(self._tail))  # when all before the open line has been read
         self._answer.now, data = self._queue.popleft()
         limit = self._limits.wire_bytes
         if self._size > limit:
@@ -2990,7 +3011,6 @@ class Decoder:
         whole = data.rfind(b"\n") + 1
         if not whole:
             self._tail += data
-            self._check_size(len(self._tail))
             return
         block = bytes(self._tail) + data[:whole]
         self._tail = bytearray(data[whole:])
@@ -3135,6 +3155,7 @@ class Decoder:
         if self._json is not None:
             self._end_json(bytes(self._json), clean)
             return
+        self._check_size(len(self._tail))
         if self._size == 0:
             raise Truncated("the server sent nothing")
         tail = bytes(self._tail or self._head or b"").decode("utf-8", "replace")
@@ -4454,13 +4475,14 @@ class _Inflater:
             raise ProtocolError(f"the body is {coding}, and this Python has no zlib") from None
         self.zlib: Any = zlib
         self.is_gzip = coding != "deflate"
-        self.start = b""
         self.stream: Any = zlib.decompressobj(31) if self.is_gzip else None
         self.rest = b""
+        self.taken = self.given = 0
 
     def feed(self, data: bytes) -> bytes:
         """The next block of what is held and ``data``; ``b""`` when there is no more yet."""
-        data = self.rest + data
+        self.taken += len(data)
+        data, self.rest = self.rest + data, b""
         if self.stream is None:
             if len(data) < 2:
                 self.rest = data
@@ -4468,17 +4490,25 @@ class _Inflater:
             wrapped = data[0] & 15 == 8 and (data[0] << 8 | data[1]) % 31 == 0
             self.stream = self.zlib.decompressobj(15 if wrapped else -15)
         out = b""
-        while not out:
-            try:
-                out = self.stream.decompress(data, 65536)
-            except self.zlib.error:
-                raise ProtocolError("the body's compression is broken") from None
-            self.rest = self.stream.unconsumed_tail
-            if not (self.is_gzip and self.stream.eof and self.stream.unused_data):
-                break
-            data = self.rest = self.stream.unused_data  # another member follows
-            self.stream = self.zlib.decompressobj(31)
+        while data and not out:
+            if self.stream.eof:  # another member follows, or what does not belong to the body
+                self.stream = self.zlib.decompressobj(31)
+                if not self.is_gzip:
+                    raise ProtocolError("the body goes on after its compressed end")
+            data, out = self.inflate(data)
+        self.rest = data
+        self.given += len(out)
+        # Compressed data that gives nothing would pass every limit on what it gives.
+        if self.taken > 2 * self.given + (1 << 20):
+            raise ProtocolError("the body's compression is broken")
         return out
+
+    def inflate(self, data: bytes) -> tuple[bytes, bytes]:
+        try:
+            out: bytes = self.stream.decompress(data, 65536)
+        except self.zlib.error:
+            raise ProtocolError("the body's compression is broken") from None
+        return self.stream.unconsumed_tail or self.stream.unused_data, out
 
     @property
     def whole(self) -> bool:

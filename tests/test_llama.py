@@ -149,7 +149,7 @@ def test_an_image_is_told_to_be_unsupported(client: svir.Client, tmp_path: Path)
 
 def test_a_large_text_file(client: svir.Client, tmp_path: Path) -> None:
     text = 'line "quoted" \\ tab\t é 😀\n' * 120
-    (tmp_path / "notes.md").write_text(text, encoding="utf-8", newline="")
+    (tmp_path / "notes.md").write_bytes(text.encode("utf-8"))
     message = svir.User(svir.TextFile(tmp_path / "notes.md"), "[[hello]]")
     completion = client.complete(ask("").replace(messages=[message]))
     assert completion.text == "Hello, world!"

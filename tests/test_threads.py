@@ -106,7 +106,7 @@ def test_close_between_two_reads(server: MockServer) -> None:
             next(stream)
         assert caught.value.kind == "cancelled"
         assert not caught.value.retryable
-    with pytest.raises(RuntimeError, match="not completed"):
+    with pytest.raises(RuntimeError):
         _ = stream.completion
     assert len(server.requests) == 1
 
@@ -986,8 +986,11 @@ def act():
 
 stream = client.stream(request)
 first = next(stream)
-client.list_models()  # the server answers when the rest has been sent
+if what != "close":
+    client.list_models()  # the server answers when the rest has been sent: there to be taken
 fork(act)
+if what == "close":
+    client.list_models()  # a connection that was shut down gets no rest
 print("parent", first.text, stream.result().text)
 print("parent", [model.id for model in client.list_models()])
 """
