@@ -343,9 +343,18 @@ def _bounded_int(digits: str) -> int:
     return int(digits)
 
 
+def _finite_float(digits: str) -> float:
+    value = float(digits)
+    if abs(value) == float("inf"):  # 1e999: no JSON could say it again
+        raise ValueError("a number that is too large")
+    return value
+
+
 _has_int_limit = hasattr(sys, "get_int_max_str_digits")
 _json_decoder = json.JSONDecoder(
-    parse_constant=_refuse_constant, parse_int=None if _has_int_limit else _bounded_int
+    parse_constant=_refuse_constant,
+    parse_int=None if _has_int_limit else _bounded_int,
+    parse_float=_finite_float,
 )
 
 
@@ -580,7 +589,10 @@ def _checked(value: Any, kind: str, what: str) -> Any:
     if isinstance(value, int) and kind == "_Count" and value < 0:
         raise ConfigError(f"{what} must not be negative")
     if isinstance(value, dict):
-        return _copied(value, what, 0)
+        try:
+            return _copied(value, what, 0)
+        except RecursionError:  # the caller's own stack is deep
+            raise ConfigError(f"{what} is nested too deep") from None
     return value
 
 
@@ -697,7 +709,12 @@ class ToolCall(_Value):
 def _parse_text(text: str, into: Callable[[Any], Any] | None, what: str) -> Any:
     try:
         # Every version is held to one limit on digits: arguments and answers are not trusted.
-        value = json.loads(text, parse_constant=_refuse_constant, parse_int=_bounded_int)
+        value = json.loads(
+            text,
+            parse_constant=_refuse_constant,
+            parse_int=_bounded_int,
+            parse_float=_finite_float,
+        )
     except RecursionError:
         raise ValueError(f"the {what} are nested too deep") from None
     except ValueError as error:
@@ -1532,9 +1549,9 @@ class _Writer:
 
 def _half_a_pair(value: Any, where: str) -> ConfigError:
     """The error for text that UTF-8 cannot carry, with its place (Q4)."""
-    todo = [(value, where)]
+    todo = deque([(value, where)])
     while todo:
-        value, where = todo.pop(0)
+        value, where = todo.popleft()
         if isinstance(value, str):
             found = re.search("[\ud800-\udfff]", value)
             if found is not None:
@@ -2882,7 +2899,8 @@ class Decoder:
     def feed(self, data: bytes | bytearray | memoryview) -> Iterator[Event]:
         """Store bytes at once; the iterator reads them, and raises after the events before."""
         _check(data, (bytes, bytearray, memoryview), "what is fed")
-        self._queue.append((self._clock() - self._start, bytes(data)))
+        if self._error is None and self.completion is None:  # after the end nothing is read
+            self._queue.append((self._clock() - self._start, bytes(data)))
         return self._read()
 
     def finish(self, clean: bool = True) -> Iterator[Event]:
@@ -2950,10 +2968,16 @@ class Decoder:
         if self._error is None and self._answer.completed is None:
             try:
                 step(*args)
+            except RecursionError:  # the caller's own stack is deep
+                self._error = ProtocolError(
+                    "an event nested too deep for what is left of the stack"
+                )
             except Error as error:
                 error.quirks, error.partial = self.quirks, self.partial
                 self._error = _again(error)
-                self._frames.stop()  # nothing is read after it
+            if self._error is not None:  # nothing is read after it
+                self._frames.stop()
+                self._queue.clear()
 
     def _given_out(self) -> Iterator[Event]:
         """The events of what was read, then its error."""
@@ -3512,6 +3536,7 @@ class HttpBackend:
             request.release()
             sock.close()
             raise
+        request.release()  # the connection has an abort of its own
         return _Connection(sock, where, self._pool)
 
     def _exchange(
@@ -3888,6 +3913,7 @@ class _Connection:
         self.receiver = _Receiver(sock, lambda: None)
         self.reader = io.BufferedReader(self.receiver, _READ)
         self.pid = os.getpid()
+        self.aborted = False
         self.idle_since = self.usable_until = 0.0
 
     @property
@@ -3897,6 +3923,7 @@ class _Connection:
 
     def abort(self) -> None:
         if self.is_own:
+            self.aborted = True
             _shutdown(self.sock)
 
     def close(self) -> None:
@@ -4139,7 +4166,7 @@ class _Response:
         connection, seconds = self.connection, self.idle_seconds()
         if connection is None:
             return
-        whole = self.reuse and connection.is_own and not self.first_read
+        whole = self.reuse and connection.is_own and not connection.aborted and not self.first_read
         whole = whole and (self.ended or self.ends_now())
         self.connection = None
         if whole and not self.surplus and seconds > 0:
@@ -4523,7 +4550,7 @@ class _Exchange:
         self.status = response.status
         self.headers: dict[str, str] = {k.lower(): v for k, v in response.headers.items()}
         self.whole = True  # until the framing tells otherwise
-        self.ended = False
+        self.ended = self.closed = False
         self.ahead = b""  # read to see what it is
         self.inflater: _Inflater | None = None
 
@@ -4602,8 +4629,10 @@ class _Exchange:
         return body[:_ERROR_BYTES]
 
     def close(self) -> None:
-        self.request.release()
-        self.response.close()
+        if not self.closed:
+            self.closed = True
+            self.request.release()
+            self.response.close()
 
 
 class Deadline:

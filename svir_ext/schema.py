@@ -28,6 +28,7 @@ import math
 import pathlib
 import re
 import sys
+import threading
 import types
 import typing
 import uuid
@@ -392,6 +393,9 @@ class _Dict(_Shape):
         }
 
 
+_reading = threading.local()  # what the unions of this reading could not read
+
+
 class _Union(_Shape):
     """The first type that fits is taken."""
 
@@ -403,6 +407,25 @@ class _Union(_Shape):
         return _any_of(defs.use(part) for part in self.parts)
 
     def read(self, value: Any, path: str) -> Any:
+        # What failed once is not tried again: a union within itself would double its work at
+        # every level.
+        outermost = getattr(_reading, "failed", None) is None
+        if outermost:
+            _reading.failed = {}
+        try:
+            key = (id(self), id(value), path)
+            if key in _reading.failed:
+                raise Mismatch(*_reading.failed[key])
+            try:
+                return self.first_that_fits(value, path)
+            except Mismatch as problem:
+                _reading.failed[key] = (problem.problem, problem.path)
+                raise
+        finally:
+            if outermost:
+                _reading.failed = None
+
+    def first_that_fits(self, value: Any, path: str) -> Any:
         problems = []
         for part in self.parts:
             try:
@@ -414,7 +437,8 @@ class _Union(_Shape):
         if len(problems) == 1:
             raise problems[0]
         if problems:
-            raise Mismatch(f"fits none of its types: {'; '.join(map(str, problems))}", path)
+            told = "; ".join(str(problem)[:200] for problem in problems[:4])
+            raise Mismatch(f"fits none of its types: {told}", path)
         raise self.wrong(value, path)
 
 
