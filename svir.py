@@ -3017,7 +3017,7 @@ class Decoder:
                 return b""
             if head.startswith(_BYTE_ORDER_MARK):
                 del head[:3]
-            self._mark_due = False
+            self._mark_due, data = False, bytes(head)  # what was held is new
         if not data.strip(_BLANKS) or not head.strip(_BLANKS):  # the new part first: it is short
             return b""
         self._head = None
