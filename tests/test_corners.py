@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import sys
+import zlib
 from typing import Any
 
 import pytest
@@ -236,4 +238,23 @@ def test_compressed_without_zlib(monkeypatch: pytest.MonkeyPatch) -> None:
         server.default(text_answer("a"), headers={"content-encoding": "gzip"})
         monkeypatch.setitem(sys.modules, "zlib", None)
         with pytest.raises(svir.ProtocolError, match="no zlib"):
+            client.complete(svir.Request("m", "hi"))
+
+
+@pytest.mark.parametrize("coding", ["gzip", "deflate"])
+def test_compressed_bytes_that_give_nothing(coding: str) -> None:
+    nothing = (
+        gzip.compress(b"") * 100_000 if coding == "gzip" else b"\x00\x00\x00\xff\xff" * 400_000
+    )
+    with MockServer() as server, svir.Client(server.url) as client:
+        server.reply(nothing, headers={"content-encoding": coding})
+        with pytest.raises(svir.ProtocolError, match="compression is broken"):
+            client.complete(svir.Request("m", "hi"))
+
+
+def test_more_after_the_end_of_deflate() -> None:
+    body = zlib.compress(b"".join(text_answer("a")[:2])) + b"more"
+    with MockServer() as server, svir.Client(server.url) as client:
+        server.reply(body, headers={"content-encoding": "deflate"})
+        with pytest.raises(svir.ProtocolError, match="after its compressed end"):
             client.complete(svir.Request("m", "hi"))
