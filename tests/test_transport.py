@@ -14,7 +14,6 @@ import sys
 import tempfile
 import threading
 import time
-import tracemalloc
 import zlib
 from pathlib import Path
 from typing import Any, Callable, Iterator
@@ -1218,6 +1217,8 @@ def bomb() -> bytes:
 
 def peak_of(call: Callable[[], object]) -> int:
     """The most memory that was in use during the call, in bytes, more than before it."""
+    import tracemalloc  # PyPy has none
+
     tracemalloc.start()
     try:
         call()
