@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
+import svir
+import svir_ext
 
 # What a person may do with the one file, in a few lines.
 SCRIPTS = {
@@ -75,11 +76,11 @@ NEEDS = {"tools": ["schema"]}
 @pytest.mark.parametrize("module", ["svir_ext.{}", "{}"], ids=["package", "beside"])
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_a_block_alone(name: str, module: str, tmp_path: Path) -> None:
-    shutil.copy(ROOT / "svir.py", tmp_path)
+    shutil.copy(str(svir.__file__), tmp_path / "svir.py")
     folder = tmp_path / "svir_ext" if "." in module else tmp_path
     folder.mkdir(exist_ok=True)
     for each in (name, *NEEDS.get(name, ())):
-        shutil.copy(ROOT / "svir_ext" / f"{each}.py", folder)
+        shutil.copy(Path(svir_ext.__path__[0]) / f"{each}.py", folder)
     code = (
         "import sys\nsys.path.insert(0, sys.argv[1])\n"
         f"import svir\nimport {module.format(name)} as ext\n{SCRIPTS[name]}"
