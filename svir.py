@@ -3323,7 +3323,8 @@ class _Control:
         return seconds, message
 
     def expired(self) -> str | None:
-        return next((text for at, text in self.deadlines if at <= time.monotonic()), None)
+        now = time.monotonic() + 0.005  # a wait up to a deadline may end a moment before it
+        return next((text for at, text in self.deadlines if at <= now), None)
 
 
 class HttpRequest:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import datetime
 import enum
 import pathlib
+import sys
 import uuid
 from dataclasses import dataclass, field
 from decimal import Decimal
@@ -160,6 +161,8 @@ class Every:
 )
 def test_the_server_takes_every_schema(llama: LlamaServer, kind: Any) -> None:
     """It makes a grammar of it, and refuses one that it cannot read."""
+    if kind is Every and sys.implementation.name != "cpython":
+        pytest.skip("PyPy cannot read Tuple[()] as text")
     form = schema.format_of(kind)
     with svir.Client(llama.base_url) as client:
         request = svir.Request("tiny", "[[json]]", response_format=form, max_tokens=30)
