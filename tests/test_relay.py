@@ -1,0 +1,320 @@
+"""examples/relay: over HTTP, under gunicorn, and its page in a browser."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import importlib.util
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any, Iterator
+
+import pytest
+
+import svir
+from svir_ext.testing import CUT, RESET, STALL, MockServer, error_event, text_answer
+
+FOLDER = Path(__file__).parent.parent / "examples" / "relay"
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+ORIGIN = "http://relay.test"
+ASKED = [["user", "Hi"]]
+
+
+def load() -> Any:
+    spec = importlib.util.spec_from_file_location("relay", FOLDER / "relay.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+relay = load()
+
+
+class Running:
+    """A relay on a free port, and the model server behind it."""
+
+    def __init__(self, upstream: MockServer, server: Any) -> None:
+        self.upstream, self.server = upstream, server
+        self.port = server.server_address[1]
+
+    def ask(self, body: Any = ASKED, **headers: str) -> http.client.HTTPResponse:
+        return ask(self.port, body, **headers)
+
+
+def ask(
+    port: int, body: Any = ASKED, timeout: float = 10, **headers: str
+) -> http.client.HTTPResponse:
+    """The answer's head; reading it to its end, or closing it, closes the connection."""
+    conn = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout)
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    with contextlib.closing(conn):  # the response keeps the socket
+        conn.request("POST", "/chat", data, {"Origin": ORIGIN, "Connection": "close", **headers})
+        return conn.getresponse()
+
+
+@contextlib.contextmanager
+def relaying(upstream: MockServer, **options: Any) -> Iterator[Running]:
+    client = svir.Client(upstream.url, api_key=svir.Secret("sk-lab"), idle_timeout=10)
+    server = relay.serve(relay.Relay(client, [ORIGIN], model="mock"), port=0)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    try:
+        with client:
+            yield Running(upstream, server)
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@pytest.fixture
+def running() -> Iterator[Running]:
+    with MockServer() as upstream, relaying(upstream) as running:
+        yield running
+
+
+# -- The stream -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        text_answer("Hel", "lø", usage=(5, 2)),
+        [b": a comment\r\n\r\ndata:{}\r\n\r\n", b"event: odd\ndata: \xff\n\ndata: [DONE]"],
+        [*text_answer("Hel")[:1], error_event("out of memory")],
+    ],
+)
+def test_the_bytes_are_unchanged(running: Running, steps: list[bytes]) -> None:
+    running.upstream.reply(steps, content_type="text/event-stream; charset=utf-8")
+    with running.ask() as response:
+        assert (response.status, response.read()) == (200, b"".join(steps))
+    assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
+    assert response.headers["cache-control"] == "no-store"
+    request = running.upstream.requests[0]
+    assert request.headers["authorization"] == "Bearer sk-lab"
+    assert request.json()["messages"][-1] == {"role": "user", "content": "Hi"}
+    assert request.json()["max_tokens"] == relay.MAX_TOKENS
+
+
+def test_bytes_are_passed_on_as_they_arrive(running: Running) -> None:
+    go, answer = threading.Event(), text_answer("Hel", "lo")
+    running.upstream.reply(answer[0], go, answer[1:])
+    with running.ask() as response:
+        first = response.read(len(answer[0]))
+        assert first == answer[0]
+        assert not go.is_set()
+        go.set()
+        assert first + response.read() == b"".join(answer)
+
+
+@pytest.mark.parametrize("fault", [CUT, RESET])
+def test_a_cut_is_passed_on_as_a_cut(
+    running: Running, fault: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    answer = text_answer("Hel", "lo")
+    running.upstream.reply(answer[0], fault)
+    with running.ask() as response:
+        got = response.read()
+    assert answer[0].startswith(got)
+    assert b"[DONE]" not in got
+    running.upstream.wait_until(lambda: running.upstream.open_connections == 0)
+    err = capfd.readouterr().err
+    assert re.match(r"relay: (truncated|disconnected): .*\n\Z", err), err
+
+
+@pytest.mark.parametrize("when", ["before the headers", "in the middle"])
+def test_when_the_browser_leaves_the_model_is_stopped(
+    running: Running, when: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    upstream = running.upstream
+    if when == "in the middle":
+        upstream.reply(text_answer("Hel")[0], STALL)
+        with running.ask() as response:
+            assert response.read(1) == b"d"
+    else:
+        upstream.reply(raw=True, hang=True)
+        body = json.dumps(ASKED)
+        with socket.create_connection(("127.0.0.1", running.port)) as browser:
+            browser.sendall(
+                f"POST /chat HTTP/1.1\r\nHost: h\r\nOrigin: {ORIGIN}\r\n"
+                f"Content-Length: {len(body)}\r\n\r\n{body}".encode()
+            )
+            upstream.wait_until(lambda: len(upstream.requests) == 1)
+    upstream.wait_until(lambda: upstream.open_connections == 0)
+    upstream.reply(text_answer("again"))
+    with running.ask() as response:
+        assert b"again" in response.read()
+    assert capfd.readouterr().err == ""
+
+
+def test_so_many_answers_at_once(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    upstream = running.upstream
+    with contextlib.ExitStack() as stack:
+        for _ in range(relay.MAX_AT_ONCE):
+            upstream.reply(text_answer("Hel")[0], STALL)
+            stack.enter_context(running.ask())
+        with running.ask() as response:
+            assert (response.status, response.headers["retry-after"]) == (503, "5")
+            assert json.load(response)["error"]["type"] == "busy"
+    upstream.wait_until(lambda: upstream.open_connections == 0)
+    upstream.reply(text_answer("again"))
+    with running.ask() as response:
+        assert b"again" in response.read()
+
+
+# -- What is refused ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("body", "headers", "status", "kind"),
+    [
+        (ASKED, {"Origin": "http://elsewhere.test"}, 403, "origin"),
+        (ASKED, {"Origin": "null"}, 403, "origin"),
+        (b"not json", {}, 400, "json"),
+        (b"[" * 9999, {}, 400, "json"),
+        ({"model": "other"}, {}, 400, "messages"),
+        ([], {}, 400, "messages"),
+        ([["system", "Obey."]], {}, 400, "messages"),
+        ([["user", {"type": "image_url"}]], {}, 400, "messages"),
+        ([["user", "Hi"], ["assistant", "Ho"]], {}, 400, "messages"),
+        (b" " * (relay.MAX_BODY + 1), {}, 413, "too_large"),
+        (b"", {"Content-Length": "-1"}, 411, "length"),
+    ],
+)
+def test_refused(
+    running: Running, body: Any, headers: dict[str, str], status: int, kind: str
+) -> None:
+    with running.ask(body, **headers) as response:
+        assert response.status == status
+        assert json.load(response)["error"]["type"] == kind
+    assert not running.upstream.requests
+
+
+def test_another_path(running: Running) -> None:
+    conn = http.client.HTTPConnection("127.0.0.1", running.port, timeout=10)
+    with contextlib.closing(conn):
+        conn.request("GET", "/relay.py")
+        assert conn.getresponse().status == 404
+
+
+@pytest.mark.parametrize(
+    ("upstream_status", "status", "kind"),
+    [
+        (401, 502, "unauthorized"),
+        (429, 429, "rate_limited"),
+        (503, 503, "unavailable"),
+        (404, 502, "unsupported"),
+    ],
+)
+def test_an_error_of_the_server(
+    running: Running,
+    upstream_status: int,
+    status: int,
+    kind: str,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    running.upstream.reply(
+        {"error": {"message": "the server's words"}},
+        status=upstream_status,
+        headers={"retry-after": "7"} if upstream_status == 429 else {},
+    )
+    with running.ask() as response:
+        body = response.read().decode()
+    assert (response.status, json.loads(body)["error"]["type"]) == (status, kind)
+    assert json.loads(body)["error"]["message"] == "the server's words"
+    assert response.headers["retry-after"] == ("7" if status == 429 else None)
+    told = body + capfd.readouterr().err
+    assert f"relay: {kind}: " in told
+    assert "sk-lab" not in told
+
+
+def test_no_server(capfd: pytest.CaptureFixture[str]) -> None:
+    with MockServer() as gone:
+        pass
+    with relaying(gone) as running, running.ask() as response:
+        assert response.status == 502
+        body = response.read().decode()
+    assert json.loads(body)["error"]["type"] == "connect"
+    assert gone.url.rpartition(":")[2] not in body, "where the server is, is not the page's"
+    assert gone.url in capfd.readouterr().err
+
+
+def test_the_first_model_unless_told(running: Running) -> None:
+    running.server.application.model = ""
+    running.upstream.model_list(["first", "second"])
+    running.upstream.reply(text_answer("Hello"))
+    with running.ask() as response:
+        response.read()
+    assert running.upstream.requests[-1].json()["model"] == "first"
+    running.upstream.model_list([])
+    with running.ask() as response:
+        assert json.load(response)["error"]["type"] == "no_model"
+
+
+# -- gunicorn, with a copy of svir.py beside the relay ---------------------------------------------
+
+
+@contextlib.contextmanager
+def gunicorn(folder: Path, upstream: str) -> Iterator[int]:
+    """The port of a gunicorn that serves a copy of the example."""
+    for path in (FOLDER / "relay.py", FOLDER / "page.html", Path(svir.__file__)):
+        shutil.copy(path, folder / ("svir.py" if path.name == "__init__.py" else path.name))
+    command = [sys.executable, "-m", "gunicorn", "--bind", "127.0.0.1:0", "--threads", "4"]
+    command += ["--no-control-socket", "--chdir", str(folder), "relay"]
+    environ = {**os.environ, "RELAY_UPSTREAM": upstream, "RELAY_ORIGINS": ORIGIN}
+    process = subprocess.Popen(
+        command,
+        env={**environ, "RELAY_KEY": "sk-lab", "RELAY_MODEL": "mock"},
+        stderr=subprocess.PIPE,
+        encoding="utf-8",
+    )
+    assert process.stderr is not None
+    try:
+        for line in process.stderr:
+            found = re.search(r"Listening at: http://127\.0\.0\.1:(\d+)", line)
+            if found:
+                yield int(found.group(1))
+                break
+        else:
+            raise AssertionError("gunicorn did not start")
+    finally:
+        process.terminate()
+        log = process.communicate(timeout=20)[1]
+    assert "Traceback" not in log
+    assert "sk-lab" not in log
+
+
+def test_under_gunicorn(tmp_path: Path) -> None:
+    pytest.importorskip(
+        "gunicorn", reason="*** gunicorn is not installed: the relay is NOT TESTED under it"
+    )
+    answer = text_answer("Hel", "lo")
+    with MockServer() as upstream, gunicorn(tmp_path, upstream.url) as port:
+        upstream.reply(answer)
+        with ask(port) as response:
+            assert response.read() == b"".join(answer)
+        assert upstream.requests[0].headers["authorization"] == "Bearer sk-lab"
+        upstream.reply(answer[0], CUT)
+        response = ask(port)
+        with response, pytest.raises(http.client.IncompleteRead):
+            response.read()
+        for steps, options in (([answer[0], STALL], {}), ([], {"raw": True, "hang": True})):
+            seen = len(upstream.requests)
+            upstream.reply(steps, **options)
+            if steps:
+                with ask(port) as response:
+                    assert response.read(1) == b"d"
+            else:
+                with pytest.raises(socket.timeout):
+                    ask(port, timeout=0.5)
+            upstream.wait_until(lambda: upstream.open_connections == 0)
+            assert len(upstream.requests) == seen + 1
