@@ -260,7 +260,7 @@ def test_the_first_model_unless_told(running: Running) -> None:
         assert json.load(response)["error"]["type"] == "no_model"
 
 
-# -- gunicorn, with a copy of svir.py beside the relay ---------------------------------------------
+# -- gunicorn, with a copy of svir.py beside the relay --------------------------------------------
 
 
 @contextlib.contextmanager
@@ -318,3 +318,129 @@ def test_under_gunicorn(tmp_path: Path) -> None:
                     ask(port, timeout=0.5)
             upstream.wait_until(lambda: upstream.open_connections == 0)
             assert len(upstream.requests) == seen + 1
+
+
+# -- The page -------------------------------------------------------------------------------------
+
+
+def test_the_page(running: Running) -> None:
+    conn = http.client.HTTPConnection("127.0.0.1", running.port, timeout=10)
+    with contextlib.closing(conn):
+        conn.request("GET", "/")
+        response = conn.getresponse()
+        page = response.read().decode()
+    assert response.status == 200
+    assert "default-src 'none'" in response.headers["content-security-policy"]
+    assert "//" not in re.sub(r"^ *//.*|  // .*", "", page, flags=re.M), "it loads nothing"
+    assert "innerHTML" not in page
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """Headless Chromium; installing playwright's own is not needed."""
+    sync_api = pytest.importorskip(
+        "playwright.sync_api",
+        reason="*** playwright is not installed: the relay's page is NOT TESTED in a browser",
+    )
+    if CHROMIUM is None:
+        pytest.skip("*** there is no chromium: the relay's page is NOT TESTED in a browser")
+    with sync_api.sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture
+def page(browser: Any, running: Running) -> Iterator[Any]:
+    """The relay's page, asked "Hi" when `ask` is clicked. Its console has to stay empty."""
+    url = f"http://127.0.0.1:{running.port}"
+    running.server.application.origins = frozenset([url])
+    page = browser.new_page()
+    page.set_default_timeout(5000)
+    said: list[str] = []
+    page.on("console", lambda message: said.append(message.text))
+    page.on("pageerror", lambda error: said.append(str(error)))
+    page.goto(url)
+    page.fill("#question", "Hi")
+    yield page
+    page.close()
+    assert [text for text in said if not text.startswith("Failed to load resource")] == []
+
+
+def shows(page: Any, selector: str, text: str) -> None:
+    page.wait_for_function(
+        "([s, t]) => [...document.querySelectorAll(s)].at(-1)?.textContent === t",
+        arg=[selector, text],
+    )
+
+
+def state(page: Any) -> tuple[bool, bool]:
+    return page.is_enabled("#ask"), page.is_enabled("#stop")
+
+
+def test_the_page_shows_an_answer_while_it_arrives(page: Any, running: Running) -> None:
+    go, answer = threading.Event(), text_answer("<b>Hel", "lø</b>", reasoning="Hm.")
+    running.upstream.reply(answer[:-3], go, answer[-3:])
+    page.click("#ask")
+    shows(page, "#log .thought", "Hm.")
+    shows(page, "#log .answer", "<b>Hel")
+    assert state(page) == (False, True)
+    go.set()
+    shows(page, "#state", "done")
+    shows(page, "#log .answer", "<b>Hellø</b>")
+    assert state(page) == (True, False)
+    running.upstream.reply(text_answer("Ho"))
+    page.fill("#question", "And?")
+    page.click("#ask")
+    shows(page, "#log .answer", "Ho")
+    messages = running.upstream.requests[-1].json()["messages"]
+    assert [m["content"] for m in messages[1:]] == ["Hi", "<b>Hellø</b>", "And?"]
+    assert page.query_selector("#log .cut") is None
+
+
+@pytest.mark.parametrize("when", ["before the headers", "in the middle"])
+def test_the_stop_button(page: Any, running: Running, when: str) -> None:
+    if when == "in the middle":
+        running.upstream.reply(text_answer("Hel")[:2], STALL)
+        page.click("#ask")
+        shows(page, "#log .answer", "Hel")
+    else:
+        running.upstream.reply(raw=True, hang=True)
+        page.click("#ask")
+        running.upstream.wait_until(lambda: running.upstream.requests)
+    page.click("#stop")
+    shows(page, "#log .cut small", "Stopped: not whole.")
+    running.upstream.wait_until(lambda: running.upstream.open_connections == 0)
+    assert state(page) == (True, False)
+
+
+@pytest.mark.parametrize(
+    ("steps", "words"),
+    [
+        ([CUT], "Cut: The connection ended before the answer did."),
+        ([RESET], "Cut: The connection ended before the answer did."),
+        ([error_event("out of memory")], "Cut: The model server failed: out of memory"),
+        (text_answer("", finish_reason="length"), "Cut: The answer is not whole: length."),
+        ([b"data: [DONE]\n\n"], "Cut: The answer is not whole: no finish reason."),
+    ],
+)
+def test_the_page_shows_a_cut_as_a_cut(
+    page: Any, running: Running, steps: list[Any], words: str
+) -> None:
+    running.upstream.reply(text_answer("Hel")[:2], 0.1, steps)
+    page.click("#ask")
+    shows(page, "#log .cut small", words)
+    shows(page, "#log .cut", "Hel" + words)
+    shows(page, "#state", "failed")
+    running.upstream.reply(text_answer("Ho"))
+    page.fill("#question", "And?")
+    page.click("#ask")
+    shows(page, "#log .answer", "Ho")
+    messages = running.upstream.requests[-1].json()["messages"]
+    assert [m["content"] for m in messages[1:]] == ["And?"]
+
+
+def test_the_page_shows_an_error(page: Any, running: Running) -> None:
+    running.upstream.reply({"error": {"message": "too many"}}, status=429)
+    page.click("#ask")
+    shows(page, "#log .cut small", "Cut: too many (rate_limited)")
