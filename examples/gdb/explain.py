@@ -10,16 +10,18 @@ gdb does nothing else while a command runs, so this is the plain loop: no thread
 nothing to unload. While Python runs, gdb raises KeyboardInterrupt on Ctrl-C.
 """
 
+# The modules of the host, and the copy of svir.py, are only there when it runs in the host.
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false, reportMissingModuleSource=false
 from __future__ import annotations
 
 import importlib.util
 import os
 from typing import Any, Iterator
 
-import gdb  # pyright: ignore[reportMissingImports, reportMissingModuleSource]
+import gdb
 
 
-class Explain(gdb.Command):  # pyright: ignore[reportUntypedBaseClass]
+class Explain(gdb.Command):
     """Ask a model about the selected frame: explain [QUESTION]
 
     The source around it, its arguments and its local variables are sent along."""
@@ -39,8 +41,7 @@ class Explain(gdb.Command):  # pyright: ignore[reportUntypedBaseClass]
         try:
             with self.client().stream(self.request(argument)) as stream:
                 for text in stream.text():
-                    # A terminal obeys escape sequences, whoever wrote them.
-                    write("".join(c for c in text if c.isprintable() or c in "\n\t"))
+                    write(self.plain(text))
                     self.gdb.flush()
             finish = stream.completion.finish_reason
             write("\n" if finish == "stop" else f"\n[{finish}]\n")
@@ -50,6 +51,10 @@ class Explain(gdb.Command):  # pyright: ignore[reportUntypedBaseClass]
             raise self.gdb.GdbError(f"{error.kind}: {error}") from None
         except self.gdb.error as error:  # no frame is selected, for one
             raise self.gdb.GdbError(str(error)) from None
+
+    def plain(self, text: str) -> str:
+        """A terminal obeys escape sequences, whoever wrote them: they are shown as Python would."""
+        return "".join(c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in text)
 
     def client(self) -> Any:
         key = "ASK_API_KEY" if "ASK_API_KEY" in self.environ else None

@@ -12,13 +12,15 @@ WeeChat must not wait, so a thread reads, and a timer takes what has arrived. Wh
 unloaded with a thread still there, WeeChat aborts: unload() cancels and joins.
 """
 
+# The modules of the host, and the copy of svir.py, are only there when it runs in the host.
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false, reportMissingModuleSource=false
 from __future__ import annotations
 
 import os
-from typing import Any
 
-import ask_svir as svir  # pyright: ignore[reportMissingImports]
-import weechat  # pyright: ignore[reportMissingImports]
+import ask_svir as svir
+
+import weechat
 
 INTERVAL, LENT = 50, 0.01  # milliseconds between two ticks; seconds that one gives to the thread
 SETTINGS = {

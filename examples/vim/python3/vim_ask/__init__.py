@@ -4,14 +4,16 @@ Vim does not interrupt a read on Ctrl-C, and draws nothing while it waits. So a 
 Vim's timer takes what has arrived: Vim's own things are touched in its main thread only.
 """
 
+# The modules of the host, and the copy of svir.py, are only there when it runs in the host.
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false, reportMissingModuleSource=false
 from __future__ import annotations
 
 import os
 from typing import Any
 
-import vim  # pyright: ignore[reportMissingImports]
+import vim
 
-from . import svir  # pyright: ignore[reportAttributeAccessIssue]  # a copy beside this file
+from . import svir  # a copy beside this file
 
 _answers: dict[int, Any] = {}  # each svir.Background, by the number of its buffer
 
