@@ -42,3 +42,15 @@ sign() {
 sign localhost "DNS:localhost,IP:127.0.0.1,IP:::1" 20260101000000Z 21260101000000Z
 sign elsewhere "DNS:elsewhere.example" 20260101000000Z 21260101000000Z
 sign expired "DNS:localhost,IP:127.0.0.1,IP:::1" 20200101000000Z 20200102000000Z
+
+# Clients have a root of their own: client.pem is a certificate and key that it signed, clients.pem is what a server trusts.
+key clients
+openssl req -x509 -new -key "$work/clients.key" -sha256 -days 36500 -subj "/CN=svir test clients" -out clients.pem \
+  -addext "basicConstraints=critical,CA:TRUE" -addext "keyUsage=critical,keyCertSign,cRLSign"
+key client
+openssl req -new -key "$work/client.key" -subj "/CN=a known client" -out "$work/client.csr"
+printf '%s\n' "basicConstraints=critical,CA:FALSE" "keyUsage=critical,digitalSignature" "extendedKeyUsage=clientAuth" \
+  > "$work/client.ext"
+openssl x509 -req -in "$work/client.csr" -CA clients.pem -CAkey "$work/clients.key" -set_serial 1 -sha256 -days 36500 \
+  -extfile "$work/client.ext" -out "$work/client.crt" 2> "$work/log" || cat "$work/log" >&2
+cat "$work/client.crt" "$work/client.key" > client.pem
