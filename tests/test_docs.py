@@ -1,19 +1,68 @@
-"""Every python block of the README and of docs/ runs, in order, against a scripted server."""
+"""The pages: their python blocks run in order, their links lead somewhere, their tables hold.
 
+A block runs in the names of those before it on its page, against a scripted server. One marked
+"python needs=NAME" needs a package that the tests do not install: it runs where that is there.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import pathlib
 import re
+import shutil
 import threading
-from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 
+import svir
 from svir_ext.testing import MockServer, Reply, text_answer, tool_answer
 
-ROOT = Path(__file__).resolve().parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+TLS = ROOT / "tests" / "tls"
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
+
+# -- The code -------------------------------------------------------------------------------------
 
 
-def answer(request):
+class Block(NamedTuple):
+    needs: str  # a package, or ""
+    code: str
+    line: int
+
+
+def split(page: pathlib.Path) -> tuple[list[Block], str]:
+    """The python blocks of a page, and the page without its code."""
+    found: list[Block] = []
+    rest: list[str] = []
+    fence, start, needs = "", 0, ""
+    lines = page.read_text(encoding="utf-8").splitlines()
+    for number, line in enumerate(lines):
+        match = re.match(r"( *)```(.*)", line)
+        if fence and line == fence:
+            code = "\n".join(text[len(fence) - 3 :] for text in lines[start:number]) + "\n"
+            found += [Block(needs.partition("needs=")[2], code, start)] if needs else []
+            fence = ""
+        elif not fence and match is not None:
+            fence, start, needs = match.group(1) + "```", number + 1, ""
+            if match.group(2).startswith("python"):
+                needs = match.group(2)
+                assert re.fullmatch(r"python( needs=\w+)?", needs), f"{page.name}: {needs}"
+        elif not fence:
+            rest.append(line)
+    assert not fence, f"{page.name}: a fence is not closed"
+    return found, "\n".join(rest) + "\n"
+
+
+def blocks(page: pathlib.Path) -> list[Block]:
+    return split(page)[0]
+
+
+NEEDED = sorted({(page, block.needs) for page in PAGES for block in blocks(page) if block.needs})
+
+
+def answer(request: Any) -> Any:
     """What a model would say to the question of a block."""
     if request.lists_models:
         return None  # the server lists its own
@@ -22,33 +71,167 @@ def answer(request):
         return Reply(text_answer('{"city": "Oslo"}'))
     if body.get("tools") and body["messages"][-1]["role"] != "tool":
         return Reply(tool_answer(("weather", {"city": "Oslo"})))
+    if "million" in str(body["messages"][-1]):  # "Count to a million.": long enough to be stopped
+        return Reply(text_answer("1 ", "2 "), 0.5, text_answer("3 "))
     return Reply(text_answer("Hello", " there", usage=(5, 2)))
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch):
-    blocks = BLOCK.findall(page.read_text(encoding="utf-8"))
-    if page.name in ("README.md", "errors.md"):
-        assert blocks, "a page that shows code"
+@pytest.fixture
+def space(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The names that a page's code starts with, in a folder with the files it speaks of."""
     monkeypatch.chdir(tmp_path)
+    for name in ("HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy", "NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
     (tmp_path / "notes.md").write_text("Buy milk.", encoding="utf-8")
     (tmp_path / "photo.png").write_bytes(b"\x89PNG\r\n\x1a\n")
+    shutil.copy(str(TLS / "root.pem"), str(tmp_path / "company-ca.pem"))
+    shutil.copy(str(TLS / "localhost.pem"), str(tmp_path / "me.pem"))
     monkeypatch.setenv("LAB_KEY", "sk-lab")
-    space = {"__name__": "__main__"}
+    return {"__name__": "__main__"}
+
+
+def run(page: pathlib.Path, found: list[Block], space: dict[str, Any]) -> None:
+    before = set(threading.enumerate())
     with MockServer() as server:
         server.on_request = answer
-        for number, block in enumerate(blocks):
-            code = re.sub(r"http://localhost:(1234|8080)\b", server.url, block)
-            exec(compile(code, f"{page.name}, block {number}", "exec"), space)
-    for timer in threading.enumerate():
-        if isinstance(timer, threading.Timer):
-            timer.cancel()
-            timer.join()
+        for block in found:
+            code = re.sub(r"http://localhost:(1234|8080)\b", server.url, block.code)
+            exec(compile("\n" * block.line + code, str(page), "exec"), space)
+    for thread in set(threading.enumerate()) - before:
+        if isinstance(thread, threading.Timer):
+            thread.cancel()
+        thread.join(10)
+        assert not thread.is_alive(), f"{page.name} left {thread} running"
 
 
-def test_every_link_leads_somewhere():
-    for page in PAGES:
-        for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
-            # CI also runs this where only the wheel has svir.py.
-            there = (page.parent / target).exists() or target == "svir.py"
-            assert "://" in target or there, f"{page.name}: {target}"
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_the_code_of_a_page_runs(page: pathlib.Path, space: dict[str, Any]) -> None:
+    run(page, [block for block in blocks(page) if not block.needs], space)
+
+
+@pytest.mark.parametrize(
+    ("page", "package"), NEEDED, ids=lambda value: getattr(value, "name", value)
+)
+def test_code_that_needs_a_package_runs(
+    page: pathlib.Path, package: str, space: dict[str, Any]
+) -> None:
+    if importlib.util.find_spec(package) is None:
+        pytest.skip(f"*** {package} is not installed: part of {page.name} was not run")
+    run(page, [block for block in blocks(page) if block.needs in ("", package)], space)
+
+
+def test_the_pages_that_show_code_are_read() -> None:
+    shown = {page.name: len(list(blocks(page))) for page in PAGES}
+    for name in ("README.md", "errors.md", "quickstart.md", "recipes.md"):
+        assert shown[name] >= 4, f"{name}: the code was not found"
+    assert sum(shown.values()) > 60
+
+
+# -- The links ------------------------------------------------------------------------------------
+
+
+def prose(page: pathlib.Path) -> str:
+    """A page without its code."""
+    return re.sub(r"`[^`\n]*`", "`code`", split(page)[1])
+
+
+def anchors(page: pathlib.Path) -> set[str]:
+    """The fragments that GitHub gives the headings of a page."""
+    found: dict[str, int] = {}
+    out = set()
+    for title in re.findall(r"^#+ +(.+?) *$", split(page)[1], re.MULTILINE):
+        plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", title).replace("`", "").replace("*", "")
+        word = re.sub(r"[^\w\- ]", "", plain.lower()).replace(" ", "-")
+        found[word] = found.get(word, -1) + 1
+        out.add(f"{word}-{found[word]}" if found[word] else word)
+    return out
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_link_leads_somewhere(page: pathlib.Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
+        if re.match(r"https?://", target):
+            assert re.match(r"https://[\w.-]+\.\w+(/|$)", target), f"{page.name}: {target}"
+            continue
+        path, _, fragment = target.partition("#")
+        there = (page.parent / path).resolve() if path else page
+        # CI also runs this where only the wheel has the sources.
+        assert there.exists() or there in (ROOT / "svir.py", ROOT / "svir_ext"), (
+            f"{page.name}: {target}"
+        )
+        assert not fragment or fragment in anchors(there), f"{page.name}: {target}"
+
+
+def test_every_page_is_in_the_index() -> None:
+    index = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
+    names = [str(page.relative_to(ROOT / "docs").as_posix()) for page in PAGES[1:]]
+    assert [name for name in names if name != "README.md" and f"]({name})" not in index] == []
+
+
+# -- What the pages say of the sources ------------------------------------------------------------
+
+
+def test_the_reference_is_current() -> None:
+    """After a change to a public name or its docstring: python3 docs/make_reference.py"""
+    spec = importlib.util.spec_from_file_location(
+        "make_reference", str(ROOT / "docs" / "make_reference.py")
+    )
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    current = (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")
+    assert current == module.page(), "old: python3 docs/make_reference.py writes it anew"
+    missing = [name for name in svir.__all__ if f"#### {name}\n" not in current]
+    assert not missing
+
+
+def test_every_error_has_its_entry() -> None:
+    """What it is, and what to do about it."""
+    text = (ROOT / "docs" / "errors.md").read_text(encoding="utf-8")
+    entries = dict(re.findall(r"^\*\*`(\w+)`\*\* ((?:.+\n)+)", text, re.MULTILINE))
+    kinds = {name: getattr(svir, name) for name in svir.__all__ if is_error(getattr(svir, name))}
+    del kinds["Error"]
+    assert set(entries) == set(kinds)
+    for name, kind in kinds.items():
+        words = " ".join(entries[name].split())
+        assert f"(`{kind.kind}`)" in words
+        assert ("retryable" in words.partition(".")[0]) == kind.retryable
+        assert "**Do:** " in words, f"{name}: what to do about it"
+
+
+def is_error(value: Any) -> bool:
+    return isinstance(value, type) and issubclass(value, svir.Error)
+
+
+def messages() -> str:
+    """All text in svir.py but docstrings, the parts of one f-string joined by a line break."""
+    source = pathlib.Path(svir.__file__).read_text(encoding="utf-8")
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.JoinedStr):
+            parts = [getattr(part, "value", getattr(part, "s", None)) for part in node.values]
+            found.append("\n".join(part if isinstance(part, str) else "" for part in parts))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            found.append(node.value)
+    return "\n".join(found)
+
+
+def test_the_messages_of_the_tables_are_those_of_svir() -> None:
+    """A first cell that is all code is a message; "...", what is quoted, and numbers vary."""
+    known = messages()
+    pages = (ROOT / "docs" / "errors.md", ROOT / "docs" / "README.md")
+    told = [
+        cell
+        for page in pages
+        for cell in re.findall(r"^\| `([^`|]{12,})` \|", page.read_text("utf-8"), re.MULTILINE)
+        if " " in cell
+    ]
+    assert len(told) > 40
+    lost = [
+        (cell, part)
+        for cell in told
+        for part in re.split(r"\.\.\.|'[^']*'|\d+|Connection refused", cell)
+        if len(part.strip(" :")) > 3 and part.strip(" :") not in known
+    ]
+    assert not lost
