@@ -410,7 +410,8 @@ class Recording:
 
     def __init__(self, path: str) -> None:
         self.path, self.at = path, ""
-        self.method, self.url, self.body = "", "", None
+        self.method, self.url = "", ""
+        self.body: Any = None
         self.request_headers: dict[str, str] = {}
         self.status: int | None = None
         self.headers: dict[str, str] = {}
@@ -512,8 +513,8 @@ def load(path: svir.FilePath) -> Recording:
         raise svir.ConfigError(f"{name} is no recording: it has no whole line")
     for number, row in enumerate(rows, 1):
         try:
-            _read_line(recording, json.loads(row.decode("utf-8")), number == 1)
-        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            _read_line(recording, json.loads(row.decode("utf-8-sig")), number == 1)
+        except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
             why = f": {error}" if type(error) is _NoRecording else ""
             raise svir.ConfigError(f"{name} is no recording, see its line {number}{why}") from None
     return recording
@@ -535,6 +536,8 @@ def _read_line(recording: Recording, line: Any, first: bool) -> None:
         recording.pieces.append((_seconds(seconds), _as_bytes(data)))
         recording.seconds = seconds
     elif "response" in line:
+        if recording.status is not None:
+            raise _NoRecording("a second answer")
         response = line["response"]
         recording.status, recording.headers = _int(response["status"]), _texts(response["headers"])
         recording.opened = recording.seconds = _seconds(line["seconds"])

@@ -61,6 +61,23 @@ calls = [svir.ToolCall("1", "weather", '{"city": "Oslo"}')]
 assert tools.call_all(calls, workers=2) == [svir.ToolResult("1", "12 C in Oslo")]
 assert tools.call(svir.ToolCall("1", "weather")).is_error
 """,
+    "record": """
+import io, pathlib
+class Backend:
+    status, headers = 200, {"content-type": "text/event-stream"}
+    def send(self, request):
+        chunk = b'data: {"choices":[{"delta":{"content":"ok"},"finish_reason":"stop"}]}'
+        self.body = io.BytesIO(chunk + b"\\n\\ndata: [DONE]\\n\\n")
+        return self
+    def read(self, size, timeout):
+        return self.body.read(size)
+    def close(self):
+        pass
+path = pathlib.Path(sys.argv[1]) / "a.jsonl"
+client = svir.Client("http://localhost:1", backend=ext.Recorder(path, Backend()))
+assert client.complete(svir.Request("m", "hi")).text == "ok"
+assert ext.load(path).decode().completion.text == "ok"
+""",
     "testing": """
 with ext.MockServer() as server, svir.Client(server.url) as client:
     server.reply(ext.text_answer("o", "k"))
