@@ -43,14 +43,16 @@ class Ending(NamedTuple):
 
 
 ENDINGS = {
-    "whole": Ending("a whole answer", whole=True, marker=True, closed=True),
-    "chunked": Ending("chunked: the connection closes in the middle"),
-    "reset": Ending("chunked: the connection is reset in the middle", reset=True),
-    "proxy": Ending("chunked: the body ends in the middle, its framing in order", closed=True),
-    "close": Ending("no length: the connection closes in the middle", "close"),
-    "length": Ending("Content-Length: the connection closes in the middle", "length"),
-    "error": Ending("an error inside the stream, then the end", closed=True, error=True),
-    "no-done": Ending("finish reason, but no `[DONE]`", whole=True, closed=True),
+    "whole": Ending("a whole answer, for comparison", whole=True, marker=True, closed=True),
+    "chunked": Ending("chunked, and the connection closes in the middle"),
+    "reset": Ending("chunked, and the connection is reset in the middle", reset=True),
+    "proxy": Ending("chunked, and the body ends in the middle, its framing in order", closed=True),
+    "close": Ending("without a length, and the connection closes in the middle", "close"),
+    "length": Ending("with a Content-Length, and the connection closes in the middle", "length"),
+    "error": Ending("an error inside the stream, and then the end", closed=True, error=True),
+    "no-done": Ending(
+        "all of the text and a finish reason, but no `[DONE]`", whole=True, closed=True
+    ),
 }
 
 
@@ -314,8 +316,9 @@ class Outcome(NamedTuple):
     requests: int
 
     def __str__(self) -> str:
-        end = f"raises `{self.error}`" if self.error else f"ends, finish `{self.finish}`"
-        lost = "" if self.text.startswith("".join(PIECES)) else f", after {self.text!r}"
+        """A cell of the table."""
+        end = f"`{self.error}`" if self.error else "whole" if self.finish else "**silent**"
+        lost = "" if self.text.startswith("".join(PIECES)) else " †"
         again = "" if self.requests == 1 else f" ({self.requests} requests)"
         return end + lost + again
 
@@ -351,8 +354,10 @@ def main() -> int:
     os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # else it fetches a list at import
     logging.disable(logging.CRITICAL)
     versions = []
-    print("| Client |", " | ".join(ending.title for ending in ENDINGS.values()), "|")
-    print("|", " --- |" * (len(ENDINGS) + 1))
+    for number, ending in enumerate(ENDINGS.values(), 1):
+        print(f"{number}. {ending.title}")
+    print("\n| Client |", " | ".join(map(str, range(1, len(ENDINGS) + 1))), "|")
+    print("|", " | ".join(["---"] * (len(ENDINGS) + 1)), "|")
     for title, (package, client) in CLIENTS.items():
         try:
             outcomes = [ask(client, ending) for ending in ENDINGS.values()]
