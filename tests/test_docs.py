@@ -59,6 +59,12 @@ def blocks(page: pathlib.Path) -> list[Block]:
     return split(page)[0]
 
 
+def name_of(value: Any) -> str:
+    """A page's path, for the name of a test."""
+    is_page = isinstance(value, pathlib.Path)
+    return value.relative_to(ROOT).as_posix() if is_page else str(value)
+
+
 NEEDED = sorted({(page, block.needs) for page in PAGES for block in blocks(page) if block.needs})
 
 
@@ -105,14 +111,12 @@ def run(page: pathlib.Path, found: list[Block], space: dict[str, Any]) -> None:
         assert not thread.is_alive(), f"{page.name} left {thread} running"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_the_code_of_a_page_runs(page: pathlib.Path, space: dict[str, Any]) -> None:
     run(page, [block for block in blocks(page) if not block.needs], space)
 
 
-@pytest.mark.parametrize(
-    ("page", "package"), NEEDED, ids=lambda value: getattr(value, "name", value)
-)
+@pytest.mark.parametrize(("page", "package"), NEEDED, ids=name_of)
 def test_code_that_needs_a_package_runs(
     page: pathlib.Path, package: str, space: dict[str, Any]
 ) -> None:
@@ -122,8 +126,8 @@ def test_code_that_needs_a_package_runs(
 
 
 def test_the_pages_that_show_code_are_read() -> None:
-    shown = {page.name: len(list(blocks(page))) for page in PAGES}
-    for name in ("README.md", "errors.md", "quickstart.md", "recipes.md"):
+    shown = {name_of(page): len(blocks(page)) for page in PAGES}
+    for name in ("README.md", "docs/errors.md", "docs/quickstart.md", "docs/recipes.md"):
         assert shown[name] >= 4, f"{name}: the code was not found"
     assert sum(shown.values()) > 60
 
@@ -148,7 +152,7 @@ def anchors(page: pathlib.Path) -> set[str]:
     return out
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_every_link_leads_somewhere(page: pathlib.Path) -> None:
     for target in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
         if re.match(r"https?://", target):
