@@ -147,7 +147,7 @@ def fields(source: Source, node: ast.ClassDef) -> Iterator[tuple[ast.AnnAssign, 
     for statement, following in zip(node.body, below):
         if isinstance(statement, ast.AnnAssign) and not name_of(statement).startswith("_"):
             value = getattr(following, "value", None) if isinstance(following, ast.Expr) else None
-            text = getattr(value, "value", None) or getattr(value, "s", None)
+            text = getattr(value, "value", None)
             yield (
                 statement,
                 text if isinstance(text, str) and following is not node.body[0] else "",
@@ -309,7 +309,7 @@ def after(source: Source, node: Any) -> str:
     following = source.tree.body[source.tree.body.index(node) + 1 :][:1]
     for statement in following:
         if isinstance(statement, ast.Expr):
-            text = getattr(statement.value, "value", None) or getattr(statement.value, "s", None)
+            text = getattr(statement.value, "value", None)
             return text if isinstance(text, str) else ""
     return ""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import pathlib
 from typing import Any
 
@@ -14,13 +14,7 @@ PAGE = ROOT / "docs" / "comparison.md"
 
 @pytest.fixture(scope="module")
 def script() -> Any:
-    path = ROOT / "benchmarks" / "cut_streams.py"
-    spec = importlib.util.spec_from_file_location("cut_streams", str(path))
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return importlib.import_module("benchmarks.cut_streams")
 
 
 def row(client: str) -> list[str]:
