@@ -237,3 +237,13 @@ def test_the_messages_of_the_tables_are_those_of_svir() -> None:
     assert len(told) > 40
     parts = [(cell, part.strip(" :]")) for cell in told for part in VARIES.split(cell)]
     assert [both for both in parts if len(both[1]) > 3 and both[1] not in known] == []
+
+
+def test_the_base_urls_of_the_servers_page_can_be_used() -> None:
+    text = (ROOT / "docs" / "servers.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| [^|]+ \| `(https?://[^`]+)`([^|]*)\|", text, re.MULTILINE)
+    assert len(rows) >= 20
+    for url, more in rows:
+        base = svir.Client(url, exact_url="exact_url=True" in more).base_url
+        assert base in (url, url + "/v1")
+        assert base == url or re.match(r"http://localhost:\d+\Z", url)
