@@ -53,7 +53,7 @@ class Folder:
 
 
 def plain(text: str) -> str:
-    """A terminal obeys escape sequences, whoever wrote them: they are shown as Python would."""
+    """A terminal obeys escape sequences, whoever wrote them: they are shown as escapes."""
     return "".join(c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in text)
 
 

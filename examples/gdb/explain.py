@@ -53,7 +53,7 @@ class Explain(gdb.Command):
             raise self.gdb.GdbError(str(error)) from None
 
     def plain(self, text: str) -> str:
-        """A terminal obeys escape sequences, whoever wrote them: they are shown as Python would."""
+        """A terminal obeys escape sequences, whoever wrote them: they are shown as escapes."""
         return "".join(c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in text)
 
     def client(self) -> Any:

@@ -71,8 +71,8 @@ def plain(line: str) -> str:
     return "".join(c for c in line.replace("\t", "    ") if c.isprintable())
 
 
-def show(line: str, prefix: str = " ") -> None:
-    weechat.prnt(buffer(), f"{prefix}\t{plain(line)}")
+def show(line: str, prefix: str = " \t") -> None:
+    weechat.prnt(buffer(), prefix + plain(line))
 
 
 def replace(line: str) -> None:
@@ -112,9 +112,10 @@ def typed(data: str, current: str, line: str) -> int:
 def start(question: str) -> None:
     global answer, timer
     if answer is not None:
-        show("an answer is on its way: /ask -stop ends it", weechat.prefix("error"))
+        # Not in its buffer: there the last line is the answer's.
+        weechat.prnt("", "ask: an answer is on its way; /ask -stop ends it")
         return
-    show(question, "you")
+    show(question, "you\t")
     try:
         answer = Answer(question)
         timer = weechat.hook_timer(INTERVAL, 0, 0, "tick", "")
