@@ -506,9 +506,6 @@ TUNNELS: dict[str, tuple[Callable[[Any], object], bool, str]] = {
     "stalls-inside-its-answer": (after(ESTABLISHED[:20], until_the_end), True, "did not answer"),
     "stalls-when-connected": (after(ESTABLISHED, until_the_end), True, "within connect_timeout="),
     "drips": (after(drips(ESTABLISHED[:-2] + b"A: b\r\n" * 99)), True, "did not answer CONNECT"),
-    "1xx-without-end": (
-        after(without_end(b"HTTP/1.1 103 x\r\n\r\n")), True, "did not answer CONNECT",
-    ),
 }  # fmt: skip
 
 
@@ -536,6 +533,18 @@ def test_what_never_connects(table: Any, limit: str, tls: Any) -> None:
             assert (error.unsent, error.retryable, error.in_stream) == (True, True, False), name
             assert readers[name].ended_at - started < SILENCE + SLOW, name
             assert not waits or readers[name].ended_at - started > SILENCE * 0.9, name
+
+
+@KNOWN
+def test_a_proxy_with_1xx_without_end() -> None:
+    """They are always there to be read, and so no read is ever late."""
+    flood = after(without_end(b"HTTP/1.1 103 x\r\n\r\n" * 60000))
+    with Peer(flood) as peer:
+        client = svir.Client("https://host.example", proxy=peer.url, connect_timeout=SILENCE / 2)
+        reader = Reader(client.stream(REQUEST).result)
+        ended = reader.join(SILENCE * 2)
+    assert ended, "it hangs"
+    assert isinstance(reader.error, svir.ConnectError)
 
 
 @pytest.mark.parametrize("place", ["127.0.0.1:{}", "255.255.255.255:9", "localhost:{}"])
