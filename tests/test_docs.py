@@ -244,6 +244,7 @@ def test_the_base_urls_of_the_servers_page_can_be_used() -> None:
     rows = re.findall(r"^\| [^|]+ \| `(https?://[^`]+)`([^|]*)\|", text, re.MULTILINE)
     assert len(rows) >= 20
     for url, more in rows:
+        url = url.replace("//NAME", "//name")  # hosts are lower case
+        is_bare = re.match(r"http://localhost:\d+\Z", url) is not None
         base = svir.Client(url, exact_url="exact_url=True" in more).base_url
-        assert base in (url, url + "/v1")
-        assert base == url or re.match(r"http://localhost:\d+\Z", url)
+        assert base == (url + "/v1" if is_bare else url)
