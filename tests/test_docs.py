@@ -23,6 +23,12 @@ from svir_ext.testing import MockServer, Reply, text_answer, tool_answer
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 TLS = ROOT / "tests" / "tls"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
+# Others that link to them; their code, if any, has tests of its own.
+OTHERS = [
+    ROOT / "CHANGELOG.md",
+    *sorted(ROOT.glob("examples/**/*.md")),
+    *ROOT.glob("benchmarks/*.md"),
+]
 
 # -- The code -------------------------------------------------------------------------------------
 
@@ -153,7 +159,7 @@ def anchors(page: pathlib.Path) -> set[str]:
     return out
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
+@pytest.mark.parametrize("page", [*PAGES, *OTHERS], ids=name_of)
 def test_every_link_leads_somewhere(page: pathlib.Path) -> None:
     for target in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
         if re.match(r"https?://", target):
