@@ -363,10 +363,13 @@ _DEEPEST = 200  # levels of a server's JSON: what walks it later stays clear of 
 
 def _parse_json(text: str) -> Any:
     """``json.loads``, but for ``NaN``; too deep or too large a number is a ValueError too."""
+    text = text.strip(_BLANK_CHARS)
     try:
-        value = _json_decoder.decode(text)
+        value, end = _json_decoder.raw_decode(text)  # loads takes half as long again
     except RecursionError:
         raise ValueError("JSON that is nested too deep") from None
+    if end != len(text):
+        raise ValueError("JSON with more after it")
     if text.count("[") + text.count("{") > _DEEPEST and not _is_shallow(value):
         raise ValueError("JSON that is nested too deep")
     return value
@@ -392,7 +395,7 @@ FinishReason = Literal["stop", "tool_calls", "length", "content_filter", "refusa
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 FilePath = Union[str, "os.PathLike[str]"]
 _Count = int  # not negative
-_set = object.__setattr__
+_new, _set = object.__new__, object.__setattr__
 
 
 class _Signature:
@@ -2061,16 +2064,13 @@ class _Answer:
 
     # A chunk that only adds a string: what `chunk` would do for it
 
-    def repeat(self, frame: _Frame, text: str) -> Event | None:
-        """The event, or None when ``out`` has what there is."""
+    def repeat(self, frame: _Frame, text: str) -> None:
         if frame.carrier == "content" and ("<" in text or self.think.busy):
             self.give(self.split(text))
-            return None
-        if not text and not isinstance(frame.carrier, _OpenCall):
-            return None
-        self.first_at = self.first_at if self.pieces else self.now
-        self.last_at, self.pieces = self.now, self.pieces + 1
-        return frame.add(text)
+        elif text or isinstance(frame.carrier, _OpenCall):
+            self.first_at = self.first_at if self.pieces else self.now
+            self.last_at, self.pieces = self.now, self.pieces + 1
+            self.out.append(frame.add(text))
 
     def adder(self, carrier: Any) -> Callable[[str], Event]:
         if carrier == "content":
@@ -2095,7 +2095,9 @@ class _Answer:
 
     def add_text(self, text: str) -> Event:
         self.text.append(text)
-        return TextDelta(text)
+        event = _new(TextDelta)  # no call of its __init__: this is the hottest line there is
+        _set_text(event, text)
+        return event
 
     def read_top(self, chunk: dict[str, Any]) -> None:
         for key, value in chunk.items():
@@ -2656,50 +2658,94 @@ _MARKER = "svir's marker"
 
 
 class _Frame:
-    """The text of an event around its one or two strings that change."""
+    """An event that a stream repeats with another string in it: what adds the string, and where
+    the string stands, in the event's text and in the chunk."""
 
-    def __init__(
-        self,
-        carrier: Any,
-        add: Callable[[str], Event],
-        head: str,
-        middle: str,
-        tail: str,
-        first: bool,
-    ) -> None:
-        self.carrier = carrier  # "content", a reasoning key, or a call: what the string adds to
+    def __init__(self, add: Callable[[str], Event], carrier: Any, path: list[Any]) -> None:
         self.add = add
-        self.head, self.head_size = head, len(head)  # up to the first string, its quote included
-        self.middle = middle  # between the two, with both quotes; "" where there is one
-        self.tail, self.tail_size = tail, len(tail)  # from the last quote, with the blank line
-        self.first = first  # whether the string is the first one; the other is padding
+        self.carrier = carrier  # "content", a reasoning key, or a call: what the string adds to
+        self.path, self.key = path[:-1], path[-1]
+        self.pattern: Any = None  # the chunk without its string; None where it cannot be told
+        # The text up to the string, its quote included; between two strings that change, where
+        # there are two; after the last; and from there to the string of the same event again.
+        self.head = self.middle = self.tail = self.between = ""
+        self.is_first = True  # then: whether the string is the first of them
 
-    def read(self, text: str, at: int) -> tuple[str, int] | None:
-        """The string, and where the event ends, when the event at ``at`` is this frame."""
-        value, end = _plain_string(text, at + self.head_size)
-        if self.middle and value is not None:
-            if not text.startswith(self.middle, end):
-                return None
-            other, end = _plain_string(text, end + len(self.middle))
-            value = None if other is None else value if self.first else other
-        if value is None or not text.startswith(self.tail, end):
+    def set_text(self, head: str, middle: str, tail: str, is_first: bool) -> None:
+        self.head, self.middle, self.tail, self.is_first = head, middle, tail, is_first
+        self.between = tail + head
+
+    def set_pattern(self, chunk: dict[str, Any]) -> None:
+        kept = (value for key, value in chunk.items() if key not in _READ_KEYS)
+        if all(map(_is_words_only, kept)):
+            self.without_string(chunk)
+            self.pattern = chunk
+
+    def strings(self, text: str) -> tuple[list[str], int]:
+        """The strings of the events that ``text`` begins with and that are this one again, and
+        where those end."""
+        strings: list[str] = []
+        start, at = len(self.head), 0
+        try:
+            while True:
+                string, end = _scanstring(text, start)
+                if self.middle:
+                    if not text.startswith(self.middle, end):
+                        break
+                    other, end = _scanstring(text, end + len(self.middle))
+                    string = string if self.is_first else other
+                if len(string) != end - start - 1 and "\\u" in text[start:end]:
+                    break  # half of a surrogate pair, perhaps
+                if text.startswith(self.between, end):
+                    start = end + len(self.between)
+                elif text.startswith(self.tail, end):
+                    at = end + len(self.tail)
+                else:
+                    break
+                strings.append(string)
+                if at:
+                    return strings, at
+        except ValueError:  # no string, or the rest of the text has only its beginning
+            pass
+        return strings, start - len(self.head)
+
+    def string_of(self, chunk: dict[str, Any]) -> str | None:
+        """The string of a chunk that is this frame's in all else."""
+        try:
+            text = self.without_string(chunk)
+        except (LookupError, TypeError):
             return None
-        return value, end + self.tail_size
+        if type(text) is str and chunk == self.pattern and _has_whole_indices(chunk):
+            return text
+        self.place(chunk)[self.key] = text
+        return None
+
+    def place(self, chunk: dict[str, Any]) -> Any:
+        """What holds the string in a chunk."""
+        for step in self.path:
+            chunk = chunk[step]
+        return chunk
+
+    def without_string(self, chunk: dict[str, Any]) -> Any:
+        """Take the string out of a chunk, and what changes with every chunk and is never read."""
+        place = self.place(chunk)
+        text, place[self.key] = place[self.key], ""
+        chunk["created"] = chunk["obfuscation"] = chunk["choices"][0]["logprobs"] = None
+        return text
 
 
-def _plain_string(text: str, start: int) -> tuple[str | None, int]:
-    """The JSON string that begins at ``start``, and where its closing quote is."""
-    end = text.find('"', start)
-    value = text[start:end]
-    if "\\" not in value and value.isprintable():
-        return value, end
-    try:
-        value, end = _scanstring(text, start)
-    except ValueError:
-        return None, end
-    if "\\u" in text[start:end]:  # half of a surrogate pair, perhaps
-        return None, end
-    return value, end - 1
+def _has_whole_indices(chunk: dict[str, Any]) -> bool:
+    """Whether an index is what it equals: ``false`` and ``0.0`` equal 0."""
+    choice = chunk["choices"][0]
+    calls = choice["delta"].get("tool_calls") or ()
+    return all(type(item.get("index", 0)) is int for item in (choice, *calls))
+
+
+def _is_words_only(value: Any) -> bool:
+    """No numbers, which may equal each other and not be the same."""
+    if isinstance(value, (dict, list)):
+        return all(map(_is_words_only, value.values() if isinstance(value, dict) else value))
+    return value is None or isinstance(value, str)
 
 
 class _Frames:
@@ -2709,52 +2755,69 @@ class _Frames:
     and checked in full, one with the same text before and after its string is the same chunk with
     another string. That the string stands where it seems to is proved by decoding the line once
     with a marker in its place. Only events that change nothing else are kept as frames.
+
+    Where the text differs, an equal chunk is still one that needs no checking again.
     """
 
     LONGEST = 8192  # characters: a longer line has no small string in a large frame
 
     def __init__(self) -> None:
         self.frames: list[_Frame] = []
-        self.last: _Frame | None = None  # the one that matched last, tried first
+        self.last: _Frame | None = None  # the one that matched last
+        self.strings: deque[str] = deque()  # of the events that come next, all of this frame
         self.hits = 0
         self.wait, self.pause = 0, 1  # events until the next one is learned from
         self.stopped = _scanstring is None
 
     def stop(self) -> None:
-        self.frames, self.last, self.stopped = [], None, True
+        self.forget()
+        self.stopped = True
 
-    def match(self, text: str, at: int) -> tuple[_Frame, str, int] | None:
+    def forget(self) -> None:
+        self.frames, self.last = [], None
+        self.strings.clear()
+
+    def match(self, text: str, at: int, last: int) -> int:
+        """Take the events at ``at`` that repeat one of the frames; where they end."""
         for frame in self.frames:
-            if text.startswith(frame.head, at):
-                found = frame.read(text, at)
-                if found is not None:
-                    self.hits += 1
-                    self.last = None if frame.middle else frame
-                    return frame, found[0], found[1]
+            if frame.head and text.startswith(frame.head, at):
+                strings, size = frame.strings(text[at:last])
+                if strings:
+                    self.last = frame
+                    self.hits += len(strings)
+                    self.strings.extend(strings)
+                    return at + size
+        return at
+
+    def alike(self, chunk: dict[str, Any]) -> tuple[_Frame, str] | None:
+        """The frame that a decoded chunk repeats, and its string."""
+        for frame in self.frames:
+            if frame.pattern is not None:
+                text = frame.string_of(chunk)
+                if text is not None:
+                    return frame, text
         return None
 
     def settle(self, answer: _Answer) -> None:
         """Forget the frames once an event changed what they rest on, whatever form it came in."""
         if answer.finish is not None or answer.has_refusal or answer.halves or answer.turned:
-            self.frames, self.last, answer.turned = [], None, False
+            self.forget()
+            answer.turned = False
 
-    def learn(self, line: str, chunk: dict[str, Any], answer: _Answer) -> None:
+    def learn(self, line: str, answer: _Answer) -> None:
         """Keep the frame of a line that was read in full, if it is one."""
         if answer.finish is not None or answer.has_refusal or answer.halves:
             return  # what comes now may be refused: it is read in full
         self.wait -= 1
-        if self.wait > 0 or self.stopped:
+        if self.wait > 0 or self.stopped or len(line) > self.LONGEST:
             return
-        found = _hole(chunk, answer) if len(line) <= self.LONGEST else None
-        if found is None:
+        frame = _make_frame(line, answer)
+        if frame is None:
             return
         # Where frames do not repeat, learning them pauses for longer and longer.
         self.pause = 1 if self.hits else min(self.pause * 2, 256)
         self.wait, self.hits = self.pause, 0
-        frame = _make_frame(line, chunk, answer.adder(found[0]), *found)
-        if frame is not None:
-            self.frames = [frame, *self.frames[:3]]
-            self.last = None if frame.middle else frame
+        self.frames = [frame, *self.frames[:3]]
 
 
 def _hole(chunk: dict[str, Any], answer: _Answer) -> tuple[Any, str, list[Any]] | None:
@@ -2788,26 +2851,23 @@ def _hole(chunk: dict[str, Any], answer: _Answer) -> tuple[Any, str, list[Any]] 
     return call, "arguments", [*path, 0, "function", "arguments"]
 
 
-def _make_frame(
-    line: str,
-    chunk: dict[str, Any],
-    add: Callable[[str], Event],
-    carrier: Any,
-    key: str,
-    path: list[Any],
-) -> _Frame | None:
+def _make_frame(line: str, answer: _Answer) -> _Frame | None:
+    chunk = _parse_json(line[line.index("{") :])
+    hole = _hole(chunk, answer)
+    if hole is None:
+        return None
+    carrier, key, path = hole
+    frame = _Frame(answer.adder(carrier), carrier, path)
     spot = _spot(line, chunk, key, path)
-    end = "\r\n\r\n" if line.endswith("\r") else "\n\n"
-    line = line.rstrip("\r") + end
-    if spot is None:
-        return None
-    if not _is_words(chunk.get("obfuscation")):
-        return _Frame(carrier, add, line[: spot[0]], "", line[spot[1] :], True)
-    padding = _spot(line, chunk, "obfuscation", ["obfuscation"])  # Azure pads every chunk
-    if padding is None:
-        return None
-    (a, b), (c, d) = sorted((spot, padding))
-    return _Frame(carrier, add, line[:a], line[b:c], line[d:], spot < padding)
+    padding = spot
+    if _is_words(chunk.get("obfuscation")):  # Azure pads every chunk
+        padding = _spot(line, chunk, "obfuscation", ["obfuscation"])
+    if spot is not None and padding is not None:
+        line = line[:-1] + "\r\n\r\n" if line.endswith("\r") else line + "\n\n"
+        (a, b), (c, d) = sorted((spot, padding))
+        frame.set_text(line[:a], line[b + 1 : c], line[d + 1 :], spot <= padding)
+    frame.set_pattern(chunk)
+    return frame
 
 
 def _spot(line: str, chunk: dict[str, Any], key: str, path: list[Any]) -> tuple[int, int] | None:
@@ -2866,7 +2926,7 @@ class Decoder:
         self._json: bytearray | None = None  # a body that is no stream (S11)
         self._tail = bytearray()  # the line that is not whole yet
         self._text, self._at = "", 0  # the whole lines of the block being read, and the place
-        self._short = self._limits.event_bytes // 4  # characters that are no more bytes than that
+        self._short = min(_READ, self._limits.event_bytes // 4)  # characters of an event in limits
         self._odd = False  # there were bytes that are not UTF-8
         self._data: list[str] = []  # the data lines of the event being read
         self._data_size = 0
@@ -2913,54 +2973,50 @@ class Decoder:
 
     def _read(self) -> Iterator[Event]:
         answer, frames = self._answer, self._frames
+        strings = frames.strings
         while True:
             # The place is the decoder's, so an iterator that is left half read loses nothing.
-            text, at, frame = self._text, self._at, frames.last
-            if frames.frames and not self._data and not self._event:
-                if frame is not None and text.startswith(
-                    frame.head, at
-                ):  # most events end here: no call but one
-                    end = text.find('"', at + frame.head_size)
-                    value = text[at + frame.head_size : end]
-                    if (
-                        text.startswith(frame.tail, end)
-                        and value.isprintable()
-                        and "\\" not in value
-                        and "<" not in value
-                        and value
-                        and end - at < self._short
-                        and not answer.think.busy
-                    ):
-                        self._at = end + frame.tail_size
-                        frames.hits += 1
-                        answer.pieces += 1  # not the first: the frame was learned from one
-                        answer.last_at = answer.now
-                        yield frame.add(value)
-                        continue
-                event = self._repeat(text, at)
-                if event is not None:
-                    yield event
-                    continue
-            if self._at == at:
-                end = text.find("\n", at)
-                if end >= 0:
-                    self._at = end + 1
-                    self._try(self._line, text[at:end])
-                elif self._queue and self._error is None and answer.completed is None:
-                    self._try(self._take)
+            while strings:
+                string, frame = strings.popleft(), frames.last
+                if string and "<" not in string and not answer.think.busy:
+                    answer.pieces += 1  # not the first: the frame was learned from one
+                    answer.last_at = answer.now
+                    yield frame.add(string)
                 else:
+                    answer.repeat(frame, string)
                     yield from self._given_out()
-                    return
+            if self._take_repeated():
+                continue
+            if not self._read_on():
+                yield from self._given_out()
+                return
             if answer.out or self._error is not None:
                 yield from self._given_out()
 
-    def _repeat(self, text: str, at: int) -> Event | None:
-        """The event at ``at`` when it repeats any frame; what it gives may be in ``out``."""
-        found = self._frames.match(text, at)
-        if found is None or found[2] - at > self._short:
-            return None
-        frame, value, self._at = found
-        return self._answer.repeat(frame, value)
+    def _take_repeated(self) -> bool:
+        """Whether the next events repeat a frame, which then has their strings."""
+        at = self._at
+        if self._frames.frames and not self._data and not self._event:
+            self._at = self._frames.match(self._text, at, at + self._short)
+        return self._at > at
+
+    def _read_on(self) -> bool:
+        """Read the next event, line or block; whether there was one."""
+        text, at = self._text, self._at
+        end = text.find("\n", at)
+        if end >= 0:
+            whole = text.startswith("data: {", at) and text.startswith("\n", end + 1)
+            if whole and end - at < self._short and not self._data and not self._event:
+                self._at = end + 2
+                self._try(self._whole_event, text[at:end])
+            else:
+                self._at = end + 1
+                self._try(self._line, text[at:end])
+        elif self._queue and self._error is None and self._answer.completed is None:
+            self._try(self._take)
+        else:
+            return False
+        return True
 
     def _try(self, step: Callable[..., None], *args: Any) -> None:
         if self._error is None and self._answer.completed is None:
@@ -3102,6 +3158,14 @@ class Decoder:
             self._odd_event("")
         self._data, self._data_size, self._event = [], 0, ""
 
+    def _whole_event(self, line: str) -> None:
+        """An event of one data line, as nearly all are: what its two lines would do."""
+        self._last, data = line, line[6:]
+        self._data = [data]
+        self._payload(data)
+        self._frames.settle(self._answer)
+        self._data = []
+
     def _read_event(self, data: list[str], event: str) -> None:
         if event not in ("", "message", "ping"):
             self._odd_event("\n".join(data))
@@ -3143,9 +3207,14 @@ class Decoder:
         except ValueError:
             self._joined(text)
             return
-        self._value(value, text)
-        if isinstance(value, dict) and len(self._data) == 1 and not self._event:
-            self._frames.learn(self._last, value, self._answer)
+        alone = isinstance(value, dict) and len(self._data) == 1 and not self._event
+        found = self._frames.alike(value) if alone and "\\u" not in text else None
+        if found is not None:
+            self._answer.repeat(*found)
+        else:
+            self._value(value, text)
+        if alone:
+            self._frames.learn(self._last, self._answer)
 
     def _value(self, value: Any, text: str) -> None:
         failure = _failure(value)
@@ -4199,7 +4268,9 @@ class _Chunks:
         self.left = 0  # bytes of the chunk that are still to come
         self.line = b""  # one that is not whole yet
         self.trailers = 0
-        self.sizes: dict[bytes, int] = {}  # by their line: a stream's chunks have few sizes
+        # A stream's chunks have few sizes: by what stands between two chunks, b"\r\n10c\r\n".
+        self.sizes: dict[bytes, int] = {}
+        self.width = 0  # of the last one
         self.ended = self.surplus = False
         self.failed: Error | None = None
 
@@ -4224,22 +4295,30 @@ class _Chunks:
                 out.append(piece)
                 at += len(piece)
                 self.left -= len(piece)
-                self.state = "data" if self.left else "end of data"
+                if self.left:
+                    break
+                self.state = "end of data"
+                at = self.read_usual(raw, at, out)
                 continue
             end = raw.find(b"\n", at)
             if end < 0:
                 self.line = raw[at:]
                 self.check(len(self.line))
                 break
-            line = raw[at:end]
-            size = self.sizes.get(line) if self.state == "size" else None
+            self.read_line(raw[at:end])
             at = end + 1
-            if size is not None and raw.startswith(b"\r\n", at + size):  # the usual chunk, whole
-                out.append(raw[at : at + size])
-                at += size + 2
-            else:
-                self.read_line(line)
         self.surplus = self.ended and at < len(raw)
+
+    def read_usual(self, raw: bytes, at: int, out: list[bytes]) -> int:
+        """Take the chunks that are whole and of a size seen before; where they end."""
+        size_of, width, last = self.sizes.get, self.width, len(raw)
+        while True:
+            size = size_of(raw[at : at + width])
+            if size is None or at + width + size > last:
+                return at
+            at += width
+            out.append(raw[at : at + size])
+            at += size
 
     def check(self, size: int) -> None:
         if size > self.LINE:
@@ -4251,8 +4330,9 @@ class _Chunks:
         if self.state == "size":
             self.left = self.read_size(text)
             self.state = "data" if self.left else "trailer"
-            if self.left and len(self.sizes) < 256:
-                self.sizes[line] = self.left
+            if self.left and line != text and len(self.sizes) < 256:
+                between = b"\r\n%b\n" % line
+                self.sizes[between], self.width = self.left, len(between)
         elif self.state == "end of data":
             if text:
                 raise ProtocolError("a chunk is longer than its size")

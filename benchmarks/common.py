@@ -1,0 +1,169 @@
+"""What the benchmarks share: answers to serve, a server in a process of its own, and a fair comparison.
+
+Every figure is a ratio of two things that were measured in turns in one run, so that a busy or a slow machine moves
+both. What is compared is the processor time of the client's process; where a person waits, it is the wall's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gc
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any, Callable, Iterator
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent))
+
+WORDS = ("The", " quick", " brown", " fox", " jumps", " over", " the", " lazy", " dog", ".", " It", " is", "\n\n")
+
+
+def _chunk(delta: dict[str, Any], finish: str | None = None, **more: Any) -> bytes:
+    chunk = {
+        "id": "chatcmpl-B9MBs8CjcvOU2jLn4n570S5qMJKcT",
+        "object": "chat.completion.chunk",
+        "created": 1741569952,
+        "model": "gpt-4o-mini-2024-07-18",
+        "service_tier": "default",
+        "system_fingerprint": "fp_06737a9306",
+        "choices": [{"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}],
+        **more,
+    }
+    return b"data: " + json.dumps(chunk, separators=(",", ":")).encode() + b"\n\n"
+
+
+def _content(n: int) -> Iterator[bytes]:
+    yield _chunk({"role": "assistant", "content": ""})
+    for i in range(n):
+        yield _chunk({"content": WORDS[i % len(WORDS)]})
+    yield _chunk({}, "stop")
+
+
+def _reasoning(n: int) -> Iterator[bytes]:
+    yield _chunk({"role": "assistant", "content": ""})
+    for i in range(n):
+        yield _chunk({"reasoning_content": WORDS[i % len(WORDS)]})
+    yield _chunk({"content": "Yes."})
+    yield _chunk({}, "stop")
+
+
+def _tools(n: int) -> Iterator[bytes]:
+    """One call whose arguments are a long text: real ones have escaped quotes and line breaks."""
+    function: dict[str, Any] = {"name": "write_file", "arguments": ""}
+    call = {"index": 0, "id": "call_DdmO9pD3xa9XTPNJ32zg2hcA", "type": "function", "function": function}
+    yield _chunk({"role": "assistant", "content": None, "tool_calls": [call]})
+    pieces = ['{"', "text", '":"', *(json.dumps(WORDS[i % len(WORDS)])[1:-1] for i in range(n - 4)), '"}']
+    for piece in pieces:
+        yield _chunk({"tool_calls": [{"index": 0, "function": {"arguments": piece}}]})
+    yield _chunk({}, "tool_calls")
+
+
+def _azure(n: int) -> Iterator[bytes]:
+    """Azure's chunks hold the results of its filter, and padding of a random length."""
+    severity = {"filtered": False, "severity": "safe"}
+    results = {name: severity for name in ("hate", "self_harm", "sexual", "violence")}
+    for i in range(n):
+        line = json.loads(_chunk({"content": WORDS[i % len(WORDS)]})[6:])
+        line["choices"][0]["content_filter_results"] = results
+        line["obfuscation"] = "aB3dE5fG7hJ9"[: 1 + i * 7 % 12]
+        yield b"data: " + json.dumps(line, separators=(",", ":")).encode() + b"\n\n"
+    yield _chunk({}, "stop")
+
+
+def _varied(n: int) -> Iterator[bytes]:
+    """No frame repeats: every chunk has a time of its own, and logprobs."""
+    for i in range(n):
+        line = json.loads(_chunk({"content": WORDS[i % len(WORDS)]})[6:])
+        line["created"] += i
+        line["choices"][0]["logprobs"] = {"content": [{"token": "x", "logprob": -i / 7}]}
+        yield b"data: " + json.dumps(line, separators=(",", ":")).encode() + b"\n\n"
+    yield _chunk({}, "stop")
+
+
+KINDS: dict[str, Callable[[int], Iterator[bytes]]] = {
+    "content": _content,
+    "reasoning": _reasoning,
+    "tools": _tools,
+    "azure": _azure,
+    "varied": _varied,
+}
+
+
+def events(kind: str, count: int) -> list[bytes]:
+    """A whole stream of ``count`` pieces, event by event."""
+    return [*KINDS[kind](count), b"data: [DONE]\n\n"]
+
+
+@contextlib.contextmanager
+def server(*, tls: bool = False) -> Iterator[str]:
+    """The base URL of benchmarks/server.py, running in a process of its own."""
+    command = [sys.executable, str(HERE / "server.py"), *(["--tls"] if tls else [])]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            yield process.stdout.readline().strip()
+        finally:
+            process.kill()
+
+
+def in_turns(
+    rounds: int, tasks: dict[str, Callable[[], object]], clock: Callable[[], float] = time.process_time
+) -> dict[str, list[float]]:
+    """The seconds of each task, round by round, with all of them run in turns."""
+    times: dict[str, list[float]] = {name: [] for name in tasks}
+    for task in tasks.values():
+        task()  # what only the first run costs
+    for _ in range(rounds):
+        for name, task in tasks.items():
+            gc.collect()
+            start = clock()
+            task()
+            times[name].append(clock() - start)
+    return times
+
+
+def ratio(times: list[float], base: list[float]) -> float:
+    """The median of what each round says: a slow moment of the machine slows both sides of it."""
+    return statistics.median(a / b for a, b in zip(times, base))
+
+
+def rss() -> int:
+    """The memory of this process now, in bytes."""
+    pages = Path("/proc/self/statm").read_text(encoding="ascii").split()[1]
+    return int(pages) * os.sysconf("SC_PAGE_SIZE")
+
+
+class Report:
+    """Rows of a table, with the target of each, for people and as JSON."""
+
+    def __init__(self, title: str) -> None:
+        self.title = title
+        self.rows: list[dict[str, Any]] = []
+
+    def row(self, what: str, value: float, unit: str, ratio: float | None = None, target: float | None = None) -> None:
+        self.rows.append({"what": what, "value": value, "unit": unit, "ratio": ratio, "target": target})
+
+    def finish(self) -> None:
+        """Print it: a table, or with --json one object."""
+        parser = argparse.ArgumentParser(description=self.title)
+        parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
+        if parser.parse_args().json:
+            print(json.dumps({"title": self.title, "machine": machine(), "rows": self.rows}))
+            return
+        print(f"{self.title} ({machine()})")
+        for row in self.rows:
+            ratio = "" if row["ratio"] is None else f"{row['ratio']:.2f}"
+            target = "" if row["target"] is None else f"target {row['target']}"
+            missed = " MISSED" if row["target"] is not None and row["ratio"] > row["target"] else ""
+            print(f"  {row['what']:<52} {row['value']:>9.2f} {row['unit']:<6} {ratio:>7}  {target}{missed}")
+
+
+def machine() -> str:
+    return f"{platform.python_implementation()} {platform.python_version()}, {platform.machine()}, {os.cpu_count()} cores"

@@ -1,0 +1,163 @@
+"""The cost of an event: from the socket to the body of the loop, against ``json.loads`` of the same lines.
+
+    python benchmarks/streams.py [--json]
+
+The server is another process on this machine, and sends as fast as it is read. What else is installed of openai,
+httpx-sse, ollama and urllib3 takes part.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from typing import Any, Callable
+
+from common import Report, events, in_turns, ratio, server
+
+import svir
+from svir_ext.layers import retry, timeout, trace
+
+COUNT = 2000
+ROUNDS = 40
+TARGETS = {"content": 0.45, "reasoning": 0.6, "tools": 0.6, "azure": 0.7, "varied": 1.25}
+
+
+def bare_json(kind: str) -> Callable[[], object]:
+    lines = [event[6:-2].decode() for event in events(kind, COUNT)[:-1]]
+
+    def parse() -> None:
+        for line in lines:
+            json.loads(line)
+
+    return parse
+
+
+def with_svir(base_url: str, kind: str, layers: tuple[svir.Layer, ...] = ()) -> Callable[[], object]:
+    client = svir.Client(base_url, layers=layers)
+    request = svir.Request(f"{kind}-{COUNT}", [svir.User("Go")])
+
+    def read() -> None:
+        for event in client.stream(request):
+            if event.type == "completed":
+                return
+        raise AssertionError("no end")
+
+    return read
+
+
+LAYERS = (trace(), timeout(first_token=60, idle=60), retry(2))
+
+
+def by_hand_urllib(base_url: str) -> Callable[[], object]:
+    import urllib.request
+
+    body = json.dumps({"model": f"content-{COUNT}", "stream": True, "messages": []}).encode()
+
+    def read() -> str:
+        request = urllib.request.Request(base_url + "/chat/completions", body)
+        with urllib.request.urlopen(request) as response:
+            return "".join(deltas(response))
+
+    return read
+
+
+def by_hand_urllib3(base_url: str) -> Callable[[], object]:
+    import urllib3
+
+    pool = urllib3.PoolManager()
+    body = json.dumps({"model": f"content-{COUNT}", "stream": True, "messages": []}).encode()
+
+    def read() -> str:
+        response = pool.request("POST", base_url + "/chat/completions", body=body, preload_content=False)
+        try:
+            return "".join(deltas(lines_of(response.stream(16384))))
+        finally:
+            response.release_conn()
+
+    return read
+
+
+def lines_of(blocks: Any) -> Any:
+    rest = b""
+    for block in blocks:
+        *lines, rest = (rest + block).split(b"\n")
+        yield from lines
+
+
+def deltas(lines: Any) -> Any:
+    for line in lines:
+        if line.startswith(b"data: "):
+            if line.startswith(b"data: [DONE]"):
+                return
+            yield json.loads(line[6:])["choices"][0]["delta"].get("content") or ""
+
+
+def openai_sdk(base_url: str) -> Callable[[], object]:
+    import openai
+
+    client = openai.OpenAI(base_url=base_url, api_key="none")
+
+    def read() -> str:
+        stream = client.chat.completions.create(
+            model=f"content-{COUNT}", messages=[{"role": "user", "content": "Go"}], stream=True
+        )
+        return "".join(chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices)
+
+    return read
+
+
+def httpx_sse(base_url: str) -> Callable[[], object]:
+    import httpx
+    from httpx_sse import connect_sse
+
+    client = httpx.Client()
+    body = {"model": f"content-{COUNT}", "stream": True, "messages": []}
+
+    def read() -> str:
+        with connect_sse(client, "POST", base_url + "/chat/completions", json=body) as source:
+            return "".join(
+                json.loads(event.data)["choices"][0]["delta"].get("content") or ""
+                for event in source.iter_sse()
+                if event.data != "[DONE]"
+            )
+
+    return read
+
+
+PEERS = {
+    "urllib.request, a loop by hand": by_hand_urllib,
+    "urllib3, a loop by hand": by_hand_urllib3,
+    "httpx-sse": httpx_sse,
+    "openai": openai_sdk,
+}
+
+
+def main() -> None:
+    report = Report("CPU of the client per event, in microseconds, and against json.loads")
+    with server() as base_url:
+        for kind, target in TARGETS.items():
+            tasks = {"json.loads": bare_json(kind), "svir": with_svir(base_url, kind)}
+            if kind == "content":
+                tasks["svir with three layers"] = with_svir(base_url, kind, LAYERS)
+                tasks.update(peers(base_url))
+            times = in_turns(ROUNDS, tasks)
+            bare = times["json.loads"]
+            for name, seconds in times.items():
+                limit = {"svir": target, "svir with three layers": target + 0.15}.get(name)
+                microseconds = statistics.median(seconds) / COUNT * 1e6
+                report.row(f"{kind}: {name}", microseconds, "us", ratio(seconds, bare), limit)
+    report.finish()
+
+
+def peers(base_url: str) -> dict[str, Callable[[], object]]:
+    found: dict[str, Callable[[], object]] = {}
+    for name, make in PEERS.items():
+        try:
+            found[name] = make(base_url)
+        except ImportError:
+            print(f"not installed: {name}")
+    return found
+
+
+if __name__ == "__main__":
+    main()
