@@ -12,6 +12,7 @@ import itertools
 import json
 import pickle
 import random
+import re
 import zlib
 from typing import Any, Callable, Iterator, Mapping
 
@@ -243,9 +244,10 @@ def call_client(backend: svir.Backend, flags: int) -> Any:
 
 
 def told(error: svir.Error) -> Any:
-    """What the cuts may not change: of a success that is no stream, the first bytes are told."""
+    """What the cuts may not change. What is no stream, or no HTTP, is told by its first bytes."""
     words = error.server_message if error.status is not None else None
-    return error.kind, str(error), error.status, words, error.quirks
+    said = "no HTTP" if re.search("is not HTTP|speaks TLS", str(error)) else str(error)
+    return error.kind, said, error.status, words, error.quirks
 
 
 # -- http -----------------------------------------------------------------------------------------
