@@ -78,6 +78,20 @@ client = svir.Client("http://localhost:1", backend=ext.Recorder(path, Backend())
 assert client.complete(svir.Request("m", "hi")).text == "ok"
 assert ext.load(path).decode().completion.text == "ok"
 """,
+    "notebook": """
+def answer(request, call):
+    yield svir.Completed(svir.Completion("ok", finish_reason="stop"))
+client = svir.Client("http://localhost:1", layers=[answer])
+out, sys.stdout = sys.stdout, None
+shown = ext.show(client.stream(svir.Request("m", "hi")))
+sys.stdout = out
+assert shown.completion.text == "ok"
+assert ext.markdown("<b>") == "&lt;b>"
+assert "IPython" not in sys.modules
+""",
+    "timeline": """
+assert ext.svg([(0.5, svir.TextDelta("ok"))]).startswith("<svg ")
+""",
     "testing": """
 with ext.MockServer() as server, svir.Client(server.url) as client:
     server.reply(ext.text_answer("o", "k"))
