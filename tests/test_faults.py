@@ -10,9 +10,12 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import random
+import signal
 import socket
 import ssl
 import struct
+import sys
 import threading
 import time
 import zlib
@@ -23,9 +26,19 @@ import pytest
 
 import svir
 from harness import REQUEST, receive, single_bytes
-from loopback import Peer, Reader, nothing_left, read_all, read_head, settle, timed, until_the_end
+from loopback import (
+    Peer,
+    Reader,
+    nothing_left,
+    read_all,
+    read_head,
+    run_python,
+    settle,
+    timed,
+    until_the_end,
+)
 from phases import BIG
-from svir_ext.testing import text_answer
+from svir_ext.testing import MockServer, Reply, text_answer
 
 SLOW = 5.0  # seconds more than a limit that a call may take, on a busy machine
 SILENCE = 1.0  # seconds: the limit of a stall; every stall of a test is waited out at once
@@ -836,3 +849,108 @@ def test_comments_without_end_after_done(tls: Any) -> None:
         assert wire.client.complete(REQUEST).text == "ab"
         assert time.monotonic() - started < SLOW
         check_works(wire)
+
+
+# -- Interrupted ----------------------------------------------------------------------------------
+
+
+class Interrupted(Exception):
+    """As KeyboardInterrupt, of a signal that pytest does not know."""
+
+
+def interrupt(*args: Any) -> None:
+    raise Interrupted
+
+
+def after_seconds(seconds: float, call: Callable[[], Any]) -> Any:
+    """What the call gives; None when a signal handler has raised in it, after so long."""
+    try:
+        signal.setitimer(signal.ITIMER_REAL, seconds)
+        try:
+            return call()
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+    except Interrupted:
+        return None
+
+
+def read_half(client: svir.Client) -> str:
+    with client.stream(REQUEST) as stream:
+        return next(stream.text())
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no timer that signals")
+def test_interrupts_at_random(tls: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C at any moment of a call: no deadlock after it, and the next call has its answer."""
+
+    def talk(conn: Any, number: int) -> None:
+        while receive(conn) is not None:
+            conn.sendall(CHUNKED)
+
+    ignored: list[type[BaseException]] = []  # an interrupt, or an owner lost, in a finaliser
+    monkeypatch.setattr(sys, "unraisablehook", lambda args: ignored.append(args.exc_type))
+    chance, span, ended = random.Random(7), 0.003, {"whole": 0, "interrupted": 0}
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        with Wire("plain", tls, talk) as wire:
+            calls = [(lambda: wire.client.complete(REQUEST).text, "ab")]
+            calls.append((lambda: read_half(wire.client), "a"))
+            for number in range(600):
+                call, wanted = calls[number % 2]
+                got = after_seconds(chance.uniform(1e-6, span), call)
+                assert got in (wanted, None)
+                ended["interrupted" if got is None else "whole"] += 1
+                span *= 1.02 if got is None else 1 / 1.02
+                assert after_seconds(10, calls[0][0]) == "ab", "the next call hangs"
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert min(ended.values()) > 60, ended
+    assert set(ignored) <= {Interrupted, ResourceWarning}
+
+
+FORK_BACKGROUND = """
+import os, sys, warnings
+import svir
+
+client = svir.Client(sys.argv[1])
+work = svir.Background(client.stream(svir.Request("m", "Hi")))
+while not work.poll():
+    pass
+warnings.simplefilter("ignore", DeprecationWarning)  # 3.12 and later, of a fork among threads
+child = os.fork()
+if not child:
+    what, words = sys.argv[2], []
+    if what == "cancel":
+        work.cancel()
+    elif what == "drop":
+        del work
+    elif what == "result":
+        try:
+            work.result()
+        except RuntimeError as error:
+            words.append(type(error).__name__)
+    words.append(client.complete(svir.Request("m", "go on")).text)
+    print("child", *words, flush=True)
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+print("parent", work.result().text)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+@pytest.mark.parametrize("what", ["nothing", "cancel", "drop", "result"])
+def test_a_fork_while_a_background_thread_reads(what: str) -> None:
+    """The child has no such thread, and waits for none; the parent's answer is not touched."""
+    go_on = threading.Event()
+
+    def answer(request: Any) -> Reply:
+        if b"go on" not in request.body:
+            return Reply(text_answer("a", go_on, "b"))
+        go_on.set()
+        return Reply(text_answer("c"))
+
+    with MockServer() as server:
+        server.on_request = answer
+        printed = run_python(FORK_BACKGROUND, server.url, what)
+    words = "child RuntimeError c" if what == "result" else "child c"
+    assert printed.splitlines() == [words, "parent ab"]
