@@ -147,6 +147,7 @@ def test_vim_streams(vim_plugin: Path, server: MockServer, gate: threading.Event
         r"2,3Ask What is this?",
         r"call Until('Hel')",
         r"call Until('Hello é\nnext')",
+        r"""py3 import sys""",
         r"""call Say(py3eval('str("svir" in sys.modules)'))""",
         r"Ask More",
         r"call Until('cut\n\[length\]')",
@@ -426,11 +427,14 @@ def test_weechat_streams(tmp_path: Path, server: MockServer, gate: threading.Eve
 @host("weechat-headless")
 def test_weechat_stops(tmp_path: Path, server: MockServer) -> None:
     server.default(text_answer("Hel", STALL))
-    steps = ["/ask Hi", "Hi/Hel", "/ask More", "/ask -stop", "Hi/Hel/.cancelled: .*", "/quit"]
+    steps = ["/ask Hi", "Hi/Hel", "/ask More", "/ask -stop", "Hi/Hel/.cancelled: .*"]
+    steps += ["/buffer close python.ask", "/ask Two", "Two/Hel"]
+    # Closed while an answer comes: it ends, and no longer opens the buffer for its last words.
+    steps += ["/buffer close python.ask", "/wait 200ms /ask Three", "Three/Hel", "/quit"]
     with weechat(tmp_path, server, *steps) as running:
         running.end()
     server.wait_until(lambda: server.open_connections == 0)
-    assert len(server.requests) == 1
+    assert len(server.requests) == 3
 
 
 @host("weechat-headless")

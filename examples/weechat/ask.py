@@ -44,11 +44,13 @@ class Answer:
         """Show everything that has arrived; whether that was all."""
         # WeeChat keeps Python's lock between two callbacks: the thread only runs while one waits.
         self.work.join(LENT)
-        for event in self.work.poll():
-            if event.type == "text":
-                self.add(event.text)
-        if self.work.done:
-            self.add(self.ending())
+        text = "".join(event.text for event in self.work.poll() if event.type == "text")
+        if not weechat.buffer_search("python", "ask"):  # it was closed
+            self.work.cancel()
+        elif self.work.done:
+            self.add(text + self.ending())
+        elif text:
+            self.add(text)
         return self.work.done
 
     def ending(self) -> str:
@@ -84,9 +86,9 @@ def replace(line: str) -> None:
 
 
 def buffer() -> str:
-    """The buffer, made anew when it was closed."""
+    """The buffer, made when it is not there."""
     found = weechat.buffer_search("python", "ask")
-    return found or weechat.buffer_new("ask", "typed", "", "closed", "")
+    return found or weechat.buffer_new("ask", "typed", "", "", "")
 
 
 # -- What WeeChat calls --
@@ -135,11 +137,6 @@ def stop() -> None:
     """Never waits: the last tick says that it was stopped."""
     if answer is not None:
         answer.work.cancel()
-
-
-def closed(data: str, current: str) -> int:
-    stop()
-    return weechat.WEECHAT_RC_OK
 
 
 def unload() -> int:

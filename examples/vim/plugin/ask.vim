@@ -20,6 +20,7 @@ let s:interval = 50 " milliseconds
 
 function! s:Ask(question, lines) abort
   py3 import vim_ask
+  let s:loaded = 1
   botright new
   setlocal buftype=nofile bufhidden=hide noswapfile filetype=markdown
   nnoremap <buffer> <silent> <C-c> :AskStop<CR>
@@ -40,12 +41,11 @@ function! s:Tick(number, timer) abort
 endfunction
 
 function! s:Call(name) abort
-  if py3eval('"vim_ask" in sys.modules') " else nothing was asked
+  if exists('s:loaded') " else nothing was asked
     execute 'py3 vim_ask.' .. a:name .. '()'
   endif
 endfunction
 
-py3 import sys
 command! -range=0 -nargs=+ Ask call s:Ask(<q-args>, <count> ? getline(<line1>, <line2>) : [])
 command! AskStop call s:Call('stop')
 
