@@ -13,7 +13,8 @@ import proxy as proxies
 import svir
 from llama_server import LlamaServer
 from loopback import eventually, nothing_left
-from nginx import Nginx, free_port
+from nginx import Nginx
+from ports import free_port
 from proxy import Proxy
 
 NO_NGINX = nginx_server.why_not()

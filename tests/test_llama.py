@@ -11,6 +11,7 @@ from typing import Any, Callable, Iterator
 
 import pytest
 
+import llama_server
 import svir
 from llama_server import LlamaServer
 
@@ -230,6 +231,19 @@ def test_keys(start_llama: Callable[..., LlamaServer]) -> None:
                 with pytest.raises(svir.Unauthorized) as caught:
                     client.complete(request)
                 assert caught.value.status == 401
+                assert caught.value.server_message == "Invalid API Key"
+                assert not caught.value.retryable
+
+
+@pytest.mark.usefixtures("tiny_model")
+def test_503_while_the_model_loads() -> None:
+    with llama_server.still_loading() as url, svir.Client(url) as client:
+        for call in (lambda: client.complete(ask("[[hello]]")), client.list_models):
+            with pytest.raises(svir.Unavailable) as caught:
+                call()
+            error = caught.value
+            assert (error.status, error.server_message) == (503, "Loading model")
+            assert (error.retryable, error.retry_after, error.in_stream) == (True, None, False)
 
 
 def test_a_model_that_still_loads(tiny_model: str) -> None:

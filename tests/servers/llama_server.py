@@ -9,6 +9,7 @@ program comes from tests/run.py, which puts it into the checkout; LLAMA_SERVER n
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import os
 import re
@@ -18,11 +19,12 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import IO, Iterable
+from typing import IO, Iterable, Iterator
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import make_tiny_model
 import pinned
+from ports import free_port
 
 PINS = Path(__file__).with_name("llama-server.txt")
 # The packages that bring a missing library, on Debian and Ubuntu.
@@ -157,6 +159,38 @@ class LlamaServer:
             return False
         finally:
             connection.close()
+
+
+@contextlib.contextmanager
+def still_loading() -> Iterator[str]:
+    """The base URL of a server that loads its model for ever: from a pipe that nobody fills."""
+    path = binary()
+    if path is None:
+        raise FileNotFoundError(why_not())
+    with tempfile.TemporaryDirectory(prefix="svir-llama-") as folder:
+        model, port = os.path.join(folder, "model.gguf"), free_port()
+        os.mkfifo(model)
+        where = ["--host", "127.0.0.1", "--port", str(port), "--no-ui", "--offline"]
+        quiet = subprocess.DEVNULL
+        process = _run(path, "-m", model, *where, stdout=quiet, stderr=quiet)
+        try:
+            end = time.monotonic() + 30
+            while not _listens(port):
+                if process.poll() is not None or time.monotonic() > end:
+                    raise RuntimeError("llama-server did not start")
+                time.sleep(0.02)
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            process.kill()
+            process.wait(10)
+
+
+def _listens(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), 5).close()
+        return True
+    except OSError:
+        return False
 
 
 def _run(

@@ -18,7 +18,7 @@ import urllib.request
 from pathlib import Path
 
 import make_tiny_model
-from nginx import free_port
+from ports import free_port
 
 HOW = (
     "python3 -m venv V; V/bin/pip install -r .ci/mlx.txt; export MLX_LM_SERVER=V/bin/mlx_lm.server"

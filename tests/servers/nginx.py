@@ -13,13 +13,14 @@ import json
 import os
 import re
 import shutil
-import socket
 import subprocess
 import tempfile
 import time
 import urllib.request
 from pathlib import Path
 from typing import Any, TypeVar
+
+from ports import PortTaken, free_port
 
 # /usr/sbin is not in everybody's path.
 PATHS = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/usr/local/sbin"])
@@ -78,18 +79,7 @@ def why_not() -> str | None:
     return None
 
 
-def free_port() -> int:
-    """One that was free a moment ago: nginx and the proxies cannot be told to choose."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port
-
-
 _Running = TypeVar("_Running", bound="Nginx")
-
-
-class PortTaken(Exception):
-    """Another program was quicker."""
 
 
 class Nginx:

@@ -18,7 +18,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from nginx import PATHS, PortTaken, free_port
+from nginx import PATHS
+from ports import PortTaken, free_port
 
 NAMES = ("tinyproxy", "squid")
 USER = "user"
