@@ -358,7 +358,8 @@ class _Front:
         self._output: Any = None
         self._drawn, self._next = -1, 0.0
         self._button: Any = None
-        # While a cell runs, clicks are heard only by a kernel with subshells (ipykernel 7).
+        # While a cell runs, clicks are heard only by a kernel with subshells, which JupyterLab
+        # sends them to since 4.4 (commsOverSubshells) and ipykernel has since 7.
         if not wait or getattr(
             getattr(shell, "kernel", None), "_supports_kernel_subshells", False
         ):
