@@ -68,7 +68,7 @@ def replay(arguments: argparse.Namespace, place: None, screen: Screen) -> int:
     backend = record.Replay(recording, speed=arguments.speed)
     with svir.Client("http://localhost", backend=backend, **how) as client:
         # Asks for nothing optional: a refusal is then the answer, and not tried again.
-        stream = client.stream(svir.Request("recorded", [], include_usage=False))
+        stream = client.stream(svir.Request("recorded", "?", include_usage=False))
         printed = _Printed(screen, arguments, quiet=arguments.json)
         completion, error = read(stream, printed.show)
     return printed.end(completion, error, place)

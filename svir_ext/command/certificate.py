@@ -28,7 +28,7 @@ def read(der: bytes) -> Certificate:
     """Raises ValueError for what is no certificate."""
     try:
         return _read(der)
-    except (IndexError, StopIteration, OverflowError):
+    except (IndexError, StopIteration, RuntimeError, OverflowError, ValueError):
         raise ValueError("not a certificate") from None
 
 

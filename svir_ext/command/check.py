@@ -313,7 +313,7 @@ class Check:
             self._follow(watched.headers.get("location", ""))
         elif self._find_base(error):
             return
-        elif self.place.scheme == "http" and probe.tls(self.place, self.backend, PATIENCE).version:
+        elif self._wants_tls(watched.status):
             self.change(
                 f"port {self.place.port} speaks TLS: {self.place._replace(scheme='https').origin}"
             )
@@ -323,6 +323,12 @@ class Check:
         else:
             self._mend_http(watched, error)
         self.stop(NO_ANSWER)
+
+    def _wants_tls(self, status: int | None) -> bool:
+        """Whether the port that was asked in plain http speaks TLS: it breaks off, or says 400."""
+        if self.place.scheme != "http" or status not in (None, 400):
+            return False
+        return bool(probe.tls(self.place, self.backend, PATIENCE).version)
 
     def _mend_http(self, watched: _Watched, error: svir.Error) -> None:
         if watched.status is None:
@@ -454,7 +460,7 @@ class Check:
             )
         else:
             self.step("key", "bad", f"none was sent, and the server asks for one ({status})", said)
-            self.change(f"give the key: --key-file or --key-env. {self.given.key_note}")
+            self.change(f"give the key: --key-file or --key-env ({self.given.key_note})")
 
     def _judge_stream(
         self, recording: Any, completion: svir.Completion | None, error: svir.Error | None
@@ -490,13 +496,14 @@ class Check:
     def _refused(self, head: str, recording: Any, error: svir.Error | None) -> None:
         said = getattr(error, "server_message", None)
         why = "" if error is None else str(error.args[0])
-        words = f"the server says: {said}" if said else ""
+        at_key = recording.status in (401, 403)  # its words were told there
+        words = f"the server says: {said}" if said and not at_key else ""
         self.step("stream", "bad", head, why, words, status=recording.status)
         if isinstance(error, svir.Cancelled):
             self.stop(INTERRUPTED)
         if recording.status == 404:
             self.change("is the model's name right? `svir models` lists them. And the base URL?")
-        elif recording.status not in (401, 403):
+        elif not at_key:
             self.change("the server refused the request or failed: its words above say why")
         self.stop(NO_ANSWER)
 

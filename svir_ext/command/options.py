@@ -234,7 +234,7 @@ def _key(arguments: argparse.Namespace, url: str) -> tuple[svir.Secret | None, s
     if arguments.key_env:
         return svir.Secret.from_env(arguments.key_env), arguments.key_env, ""
     if not os.environ.get("OPENAI_API_KEY", "").strip():
-        return None, "", "OPENAI_API_KEY is not set, and no --key-file or --key-env is given"
+        return None, "", "OPENAI_API_KEY is not set"
     meant_for = os.environ.get("OPENAI_BASE_URL", "").strip() or OPENAI
     if _origin(url) == _origin(meant_for):
         return svir.Secret.from_env("OPENAI_API_KEY"), "OPENAI_API_KEY", ""
