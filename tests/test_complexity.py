@@ -6,7 +6,9 @@ gave to what runs in C (the JSON parser, the joining of bytes, zlib).
 
 from __future__ import annotations
 
+import contextlib
 import gzip
+import importlib
 import sys
 from typing import Any, Callable, Iterable, Iterator
 
@@ -17,10 +19,9 @@ import svir
 from fuzz.targets import Answer, FakeBackend, Stub
 from harness import chunk, sse
 
-try:
-    import tracemalloc
-except ImportError:  # PyPy
-    tracemalloc = None  # type: ignore[assignment]
+tracemalloc: Any = None
+with contextlib.suppress(ImportError):  # PyPy has none
+    tracemalloc = importlib.import_module("tracemalloc")
 
 FILE = svir.Decoder.feed.__code__.co_filename
 DONE = b"data: [DONE]\n\n"

@@ -11,6 +11,7 @@ import functools
 import json
 import os
 import pickle
+import platform
 import re
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,8 @@ DONE = b"data: [DONE]\n\n"
 
 
 def examples(count: int) -> Any:
+    if platform.python_implementation() == "PyPy":  # hypothesis is slow there
+        count //= 4
     return settings(
         deadline=None,
         derandomize=not DEEP,
@@ -55,6 +58,7 @@ def nested(leaf: Any, keys: Any) -> Any:
     return st.recursive(leaf, lambda i: st.lists(i, max_size=3) | inner(i), max_leaves=6)
 
 
+fixed: Any = st.fixed_dictionaries
 json_values = nested(leaves, texts)
 KEYS = [
     "id", "model", "choices", "usage", "error", "delta", "index", "content", "reasoning", "role",
@@ -67,7 +71,7 @@ FINISHES = [None, "stop", "tool_calls", "length", "content_filter", "eos", "", "
 likely = nested(
     leaves | st.sampled_from([*FINISHES, 0, 1, "function", "text"]), st.sampled_from(KEYS)
 )
-deltas = st.fixed_dictionaries(
+deltas = fixed(
     {},
     optional={
         "role": st.just("assistant"),
@@ -75,13 +79,13 @@ deltas = st.fixed_dictionaries(
         "reasoning_content": words | likely,
         "refusal": words,
         "tool_calls": st.lists(
-            st.fixed_dictionaries(
+            fixed(
                 {},
                 optional={
                     "index": st.integers(0, 3),
                     "id": st.sampled_from(["", "k1", "k2"]),
                     "type": st.just("function"),
-                    "function": st.fixed_dictionaries(
+                    "function": fixed(
                         {}, optional={"name": words, "arguments": texts | st.just("{}") | likely}
                     ),
                 },
@@ -93,14 +97,14 @@ deltas = st.fixed_dictionaries(
 )
 large = st.sampled_from([10**400, 10**4300 - 1])  # the last has the most digits that JSON may
 counts = st.integers(0, 99) | large | st.sampled_from([-1, 1.5, True, "9" * 9])
-usages = st.fixed_dictionaries(
+usages = fixed(
     {}, optional=dict.fromkeys(["prompt_tokens", "completion_tokens", "total_tokens"], counts)
 )
-choices = st.fixed_dictionaries(
+choices = fixed(
     {"index": st.just(0) | st.integers(0, 1), "delta": deltas},
     optional={"finish_reason": st.sampled_from(FINISHES), "usage": usages, "message": likely},
 )
-chunks = st.fixed_dictionaries(
+chunks = fixed(
     {"choices": st.lists(choices, min_size=1, max_size=1) | st.lists(choices, max_size=2)},
     optional={"id": st.sampled_from(["", "c1", "c2"]), "usage": usages, "error": likely},
 )
@@ -177,7 +181,7 @@ def damaged(draw: Any, bodies: Any) -> bytes:
 
 
 bodies = st.binary(max_size=60) | loose | damaged(streams()) | damaged(repeated())
-modes = st.fixed_dictionaries(
+modes = fixed(
     {},
     optional={
         "strict": st.booleans(),
@@ -204,7 +208,7 @@ places = st.lists(st.integers(0, 10**6), max_size=8)
 
 
 @given(bodies, places, modes, st.booleans())
-@examples(400)
+@examples(200)
 def test_any_bytes_cut_anywhere(body: bytes, at: list[int], mode: Any, clean: bool) -> None:
     """P9: the same events and the same end. And an answer has a finish and a [DONE]."""
     options = {"clock": targets.ticking(), **mode}
@@ -224,7 +228,7 @@ def test_the_fast_path_and_the_plain_one(body: bytes, at: list[int], mode: Any) 
     assert harness.decode(cut(body, at), **options).key() == wanted
 
 
-reports = st.fixed_dictionaries(
+reports = fixed(
     dict.fromkeys(["prompt_tokens", "completion_tokens"], st.integers(0, 9) | large),
     optional={"total_tokens": counts},
 )
@@ -256,7 +260,7 @@ def answers(draw: Any) -> tuple[list[Any], dict[str, Any]]:
 
 
 @given(answers(), st.integers(0, 10**6), places, st.booleans())
-@examples(150)
+@examples(100)
 def test_an_answer_and_each_part_of_it(answer: Any, end: int, at: list[int], ascii: bool) -> None:
     """Whole, it is read as it was sent; less than whole, it never completes."""
     sent, wanted = answer
@@ -378,7 +382,7 @@ def any_of(cls: Any) -> Any:
     fields = {name: of_kind(kind) for name, kind in cls._fields.items()}
     needed = {name: kind for name, kind in fields.items() if name not in cls._defaults}
     rest = {name: kind for name, kind in fields.items() if name in cls._defaults}
-    made = st.fixed_dictionaries(needed, optional=rest).map(lambda given: make(cls, given))
+    made = fixed(needed, optional=rest).map(lambda given: make(cls, given))
     return made.filter(lambda value: value is not None)
 
 
@@ -402,7 +406,7 @@ values = st.sampled_from(CLASSES).flatmap(any_of)
 
 
 @given(values)
-@examples(300)
+@examples(150)
 def test_any_value_comes_back_from_its_dict_form(value: Any) -> None:
     text = json.dumps(value.to_dict(), allow_nan=False)
     again = type(value).from_dict(json.loads(text))
@@ -425,7 +429,7 @@ REFUSALS = {
 
 
 @given(any_of(svir.Request), st.lists(st.binary(max_size=99) | plain.map(str.encode), max_size=3))
-@examples(200)
+@examples(100)
 def test_a_body_has_its_length_or_is_refused(
     tmp_path_factory: pytest.TempPathFactory, request: svir.Request, files: list[bytes]
 ) -> None:

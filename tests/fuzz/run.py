@@ -12,8 +12,10 @@ The last one adds to the corpus what covers something new. It needs `pip install
 
 from __future__ import annotations
 
+import importlib
 import sys
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
@@ -21,8 +23,7 @@ sys.path[0:1] = [str(ROOT), str(HERE.parent)]
 
 
 def main(args: list[str]) -> None:
-    import atheris
-
+    atheris: Any = importlib.import_module("atheris")
     with atheris.instrument_imports(include=["svir"]):
         import svir  # noqa: F401 - instrumented here, before anything else imports it
     from fuzz.targets import TARGETS
