@@ -8,8 +8,8 @@
     answer = show(client.stream(request), wait=False)   # the cell ends at once; answer.stop()
 
 In Jupyter and its kin: Markdown, with the reasoning folded, calls of tools as code, and at the
-end the tokens, the seconds and the rate. A Stop button where ipywidgets is there and the kernel
-can hear it. Elsewhere the text goes to `sys.stdout`, with what a terminal would act on left out.
+end the tokens, the seconds and the rate. With `wait=False` and ipywidgets there is a Stop button.
+Elsewhere the text goes to `sys.stdout`, with what a terminal would act on left out.
 IPython is not imported, only used where it runs already.
 
 Interrupting the kernel (Ctrl-C) closes the stream: what had arrived stays on the screen and in
@@ -344,7 +344,7 @@ def _cell() -> object:
 
 def _screen(live: Live, wait: bool) -> Any:
     shell = _shell()
-    return _Text() if shell is None else _Front(shell, live, wait)
+    return _Text() if shell is None else _Front(live, wait)
 
 
 def _display(*args: Any, **options: Any) -> Any:
@@ -354,15 +354,13 @@ def _display(*args: Any, **options: Any) -> Any:
 class _Front:
     """A notebook's front end: one output that is drawn again, and perhaps a button."""
 
-    def __init__(self, shell: Any, live: Live, wait: bool) -> None:
+    def __init__(self, live: Live, wait: bool) -> None:
         self._output: Any = None
         self._drawn, self._next = -1, 0.0
         self._button: Any = None
-        # While a cell runs, clicks are heard only by a kernel with subshells, which JupyterLab
-        # sends them to since 4.4 (commsOverSubshells) and ipykernel has since 7.
-        if not wait or getattr(
-            getattr(shell, "kernel", None), "_supports_kernel_subshells", False
-        ):
+        # A click waits until the running cell is over: also where the kernel has subshells, as
+        # ipykernel 7.4 sends it to the shell that made the button. The kernel's interrupt stops.
+        if not wait:
             self._make_button(live)
 
     def _make_button(self, live: Live) -> None:
