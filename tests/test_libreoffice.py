@@ -70,9 +70,9 @@ class Document:
 def macro() -> Any:
     spec = importlib.util.spec_from_file_location("svir_rewrite", MACRO)
     assert spec is not None
-    assert spec.loader is not None
     module: Any = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    loader: Any = spec.loader
+    loader.exec_module(module)
     return module
 
 

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import http.server
 import json
 import shutil
 import subprocess
 import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, Iterator
 
 import pytest
 
 import svir
-from svir_ext.testing import CUT, STALL, MockServer, error_event, text_answer
+from svir_ext.testing import CUT, STALL, MockRequest, MockServer, Reply, error_event, text_answer
 
 FOLDER = Path(__file__).parent.parent / "examples" / "pyodide"
 PACKAGE = FOLDER / "node_modules" / "pyodide"
@@ -160,3 +163,67 @@ def test_what_goes_wrong_without_blocking(folder: Path) -> None:
         calls += "await asynchronous()\n"
         assert scenes(folder, server, calls, jspi=False) == told
         assert server.requests[0].headers["authorization"] == "Bearer sk-lab"
+
+
+# -- The page -------------------------------------------------------------------------------------
+
+CORS = {"access-control-allow-origin": "*", "access-control-allow-headers": "*"}
+
+
+class Files(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
+@contextlib.contextmanager
+def served(folder: Path) -> Iterator[str]:
+    handler = functools.partial(Files, directory=str(folder))
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def test_in_a_browser(folder: Path) -> None:
+    sync_api = pytest.importorskip(
+        "playwright.sync_api",
+        reason="*** playwright is not installed: Pyodide is NOT TESTED in a browser",
+    )
+    if CHROMIUM is None:
+        pytest.skip("*** there is no chromium: Pyodide is NOT TESTED in a browser")
+    go, answer = threading.Event(), text_answer("Hel", "lø")
+    queued = [
+        Reply(answer[:2], go, answer[2:], headers=CORS),
+        Reply(answer[:2], STALL, headers=CORS),
+    ]
+
+    def reply(request: MockRequest) -> Reply:
+        return Reply(status=204, headers=CORS) if request.method == "OPTIONS" else queued.pop(0)
+
+    with MockServer() as server, served(folder) as url, sync_api.sync_playwright() as playwright:
+        server.on_request = reply
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        page = browser.new_page()
+        page.goto(f"{url}/?url={server.url}&model=mock")
+
+        def ask_and_see(text: str) -> None:
+            page.click("#ask")  # once Pyodide is there
+            page.wait_for_function(
+                "text => document.getElementById('answer').textContent === text", arg=text
+            )
+
+        ask_and_see("Hel")
+        go.set()
+        page.wait_for_selector("#ask:enabled")
+        assert page.text_content("#answer") == "Hellø\n(stop)\n"
+        ask_and_see("Hel")
+        page.click("#stop")
+        page.wait_for_selector("#ask:enabled")
+        assert page.text_content("#answer").startswith("Hel\n(cancelled: ")
+        server.wait_until(lambda: server.open_connections == 0)
+        browser.close()

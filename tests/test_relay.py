@@ -30,9 +30,9 @@ ASKED = [["user", "Hi"]]
 def load() -> Any:
     spec = importlib.util.spec_from_file_location("relay", FOLDER / "relay.py")
     assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module: Any = importlib.util.module_from_spec(spec)
+    loader: Any = spec.loader
+    loader.exec_module(module)
     return module
 
 
@@ -47,7 +47,7 @@ class Running:
         self.port = server.server_address[1]
 
     def ask(self, body: Any = ASKED, **headers: str) -> http.client.HTTPResponse:
-        return ask(self.port, body, **headers)
+        return ask(self.port, body, 10, **headers)
 
 
 def ask(

@@ -19,7 +19,7 @@ try:
     else:
         stopper = AbortController.new()
         stop = stopper.abort
-        async for event in events(url, request, stop=stopper):
+        async for event in events(url, request, stop=stopper):  # type: ignore  # Pyodide runs this as a coroutine
             if event.type == "text":
                 print(event.text, end="", flush=True)
             elif event.type == "completed":

@@ -8,11 +8,14 @@ Then zip the folder svir_panel and install the zip as an add-on; see ../README.m
 from __future__ import annotations
 
 import textwrap
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import bpy  # pyright: ignore[reportMissingImports]
 
-from . import svir  # pyright: ignore[reportAttributeAccessIssue]
+if TYPE_CHECKING:
+    import svir
+else:
+    from . import svir
 
 bl_info = {
     "name": "svir panel",
