@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import io
 import json
 import os
 import re
 import select
+import shutil
 import signal
 import socket
 import subprocess
@@ -19,6 +21,7 @@ from typing import Any, Callable, Iterator, NamedTuple
 import pytest
 
 import svir
+import svir_ext
 from loopback import ROOT, Peer, full_backlog, read_head
 from svir_ext.command import certificate, chat, main, options, probe, wire
 from svir_ext.testing import CUT, STALL, MockServer, Reply, error_event, sse, text_answer
@@ -338,6 +341,39 @@ def test_the_same_server(one: str, other: str, same: bool) -> None:
     assert (options._origin(one) == options._origin(other)) is same
 
 
+# -- Alone ----------------------------------------------------------------------------------------
+
+# Found late, if at all: a command that fails should fail quickly.
+HEAVY = ["ssl", "http.client", "asyncio", "subprocess", "dataclasses", "inspect", "tempfile"]
+
+
+def test_it_works_with_svir_py_and_nothing_else(server: MockServer, tmp_path: Path) -> None:
+    shutil.copy(str(svir.__file__), tmp_path / "svir.py")
+    package = str(Path(svir_ext.__path__[0]))
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(package, str(tmp_path / "svir_ext"), ignore=ignored)
+    code = (
+        "import sys\nsys.path.insert(0, sys.argv[1])\nfrom svir_ext.command import main\n"
+        f"assert not [name for name in {HEAVY!r} if name in sys.modules]\n"
+        "sys.exit(max(main([name, sys.argv[2]]) for name in ('models', 'check')))\n"
+    )
+    flags = ["-I", "-S", "-X", "dev", "-W", "error"]
+    done = subprocess.run(
+        [sys.executable, *flags, "-c", code, str(tmp_path), server.url],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_the_installed_command_is_main() -> None:
+    project = (ROOT / "pyproject.toml").read_text("utf-8")
+    (place,) = re.findall(r'(?m)^svir = "(.*)"$', project)
+    module, _, name = place.partition(":")
+    assert getattr(importlib.import_module(module), name) is main
+
+
 # -- Consoles, pipes ------------------------------------------------------------------------------
 
 
@@ -441,7 +477,9 @@ def test_ctrl_c_keeps_what_had_come(server: MockServer) -> None:
 
 # -- chat, at a terminal --------------------------------------------------------------------------
 
-pty = pytest.importorskip("pty", reason="*** no pseudo-terminals on this system")
+needs_terminals = pytest.mark.skipif(
+    not hasattr(os, "openpty"), reason="*** no pseudo-terminals on this system"
+)
 PROMPT = "> "
 
 
@@ -453,7 +491,7 @@ class Terminal:
         self.seen = ""
 
     def __enter__(self) -> Terminal:
-        main_end, terminal = pty.openpty()
+        main_end, terminal = os.openpty()
         self.fd = main_end
         self.process = subprocess.Popen(
             self.command,
@@ -508,6 +546,7 @@ def turns(server: MockServer) -> list[list[str]]:
     return [[message["content"] for message in each["messages"]] for each in asked]
 
 
+@needs_terminals
 def test_a_conversation(server: MockServer) -> None:
     with Terminal("chat", "--base-url", server.url) as seen:
         assert f"mock at {server.url}/v1" in seen.read(PROMPT)
@@ -529,6 +568,7 @@ def test_a_conversation(server: MockServer) -> None:
     ]
 
 
+@needs_terminals
 def test_ctrl_c_stops_the_answer_and_keeps_the_chat(server: MockServer, tmp_path: Path) -> None:
     path = tmp_path / "chat.json"
     server.reply(text_answer("Hal", STALL))
@@ -545,6 +585,22 @@ def test_ctrl_c_stops_the_answer_and_keeps_the_chat(server: MockServer, tmp_path
     assert kept[1]["text"] == "Hal"
 
 
+@needs_terminals
+def test_ctrl_c_before_anything_came(server: MockServer) -> None:
+    server.reply(STALL)
+    with Terminal("chat", "--base-url", server.url, "--model", "m") as seen:
+        seen.read(PROMPT)
+        os.write(seen.fd, b"hi\n")
+        server.wait_until(lambda: server.requests, 20)
+        said = seen.type("\x03")
+        assert "stopped before anything came" in said
+        assert "/retry asks it again" in said
+        assert "Hello" in seen.type("/retry\n")
+        assert seen.end() == 0
+    assert turns(server) == [["hi"], ["hi"]]
+
+
+@needs_terminals
 def test_a_hostile_answer_does_not_steer_the_terminal(server: MockServer) -> None:
     server.default(text_answer("\x1b", "[31mred\x9b2J", reasoning="\x1b]0;title\x07"))
     for arguments in (["chat"], ["ask", "--reasoning", "hi"]):
@@ -564,6 +620,7 @@ def test_a_hostile_answer_does_not_steer_the_terminal(server: MockServer) -> Non
         assert "\\x1b]0;title\\x07" in own
 
 
+@needs_terminals
 @pytest.mark.parametrize(
     ("variables", "dimmed"), [({}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)]
 )
@@ -1098,6 +1155,22 @@ def test_a_proxy(server: MockServer, here: Any) -> None:
     assert "is set" not in done.out
 
 
+@pytest.mark.parametrize(
+    ("status", "said"), [(403, "does not let this through"), (407, "asks for a password")]
+)
+def test_a_proxy_that_refuses(status: int, said: str, here: Any) -> None:
+    def refuse(conn: Any) -> None:
+        if read_head(conn):
+            conn.sendall(f"HTTP/1.1 {status} No\r\ncontent-length: 0\r\n\r\n".encode())
+
+    with Peer(lambda conn: refuse(conn)) as peer:
+        done = here("check", "https://llm.example", "--proxy", peer.url)
+    assert done.code == 3
+    assert steps(done)["proxy"] == "ok"
+    assert f"the proxy answered {status} to CONNECT llm.example:443" in lines_of(done, "tls")
+    assert said in lines_of(done, "change")
+
+
 @pytest.mark.skipif(not hasattr(socket, "AF_UNIX"), reason="*** this system has no UNIX sockets")
 def test_a_unix_socket(here: Any, tmp_path: Path) -> None:
     path = str(tmp_path / "s")
@@ -1249,6 +1322,7 @@ def test_a_real_server_with_a_key(start_llama: Any, here: Any) -> None:
     assert KEY not in done.out
 
 
+@needs_terminals
 def test_ctrl_c_stops_a_real_server(llama: Any) -> None:
     with Terminal("chat", "--base-url", llama.base_url) as seen:
         seen.read(PROMPT)

@@ -35,7 +35,7 @@ def check(arguments: argparse.Namespace, place: options.Server, screen: Screen) 
     """Say what works and what to change; the exit code is what `svir ask` would have."""
     steps = Check(arguments, place, screen)
     try:
-        with tempfile.TemporaryDirectory(prefix="svir-check-") as folder:
+        with _folder() as folder:
             steps.run(folder)
     except KeyboardInterrupt:
         steps.fail(INTERRUPTED)
@@ -44,6 +44,14 @@ def check(arguments: argparse.Namespace, place: options.Server, screen: Screen) 
     else:
         steps.conclude()
     return steps.code
+
+
+def _folder() -> tempfile.TemporaryDirectory[str]:
+    """For the recording of the stream."""
+    try:
+        return tempfile.TemporaryDirectory(prefix="svir-check-")
+    except OSError as error:
+        raise options.Usage(f"no folder for a temporary file, TMPDIR names one: {error}") from None
 
 
 class _Stop(Exception):
@@ -274,9 +282,16 @@ class Check:
 
     def _mend_tls(self, seen: probe.Tls, said: str) -> None:
         found, now = seen.certificate, datetime.now(timezone.utc)
-        if found is None:
+        if found is None and self.given.proxy is not None:
+            why = (
+                "asks for a password: --proxy-env"
+                if " 407 " in said
+                else "does not let this through"
+            )
+            self.change(f"the proxy {why}; or go without it")
+        elif found is None:
             plain = self.place._replace(scheme="http")
-            if "proxy" not in said and _speaks_http(plain, self.backend):
+            if _speaks_http(plain, self.backend):
                 self.change(f"port {self.place.port} speaks plain http: {plain.origin}")
             else:
                 self.change("no TLS there: is it the right port, and an https server?")
