@@ -19,6 +19,7 @@ from typing import Any, Iterator
 import pytest
 
 import svir
+from llama_server import LlamaServer
 from svir_ext.testing import CUT, RESET, STALL, MockServer, error_event, text_answer
 
 FOLDER = Path(__file__).parent.parent / "examples" / "relay"
@@ -103,6 +104,16 @@ def test_the_bytes_are_unchanged(running: Running, steps: list[bytes]) -> None:
     assert request.headers["authorization"] == "Bearer sk-lab"
     assert request.json()["messages"][-1] == {"role": "user", "content": "Hi"}
     assert request.json()["max_tokens"] == relay.MAX_TOKENS
+
+
+def test_a_real_model_server(llama: LlamaServer) -> None:
+    client, decoder = svir.Client(llama.base_url), svir.Decoder()
+    with MockServer() as unused, relaying(unused) as running:
+        running.server.application.client = client
+        with client, running.ask([["user", "Hi [[hello]]"]]) as response:
+            events = list(decoder.feed(response.read()))
+    assert "".join(e.text for e in events if e.type == "text") == "Hello, world!"
+    assert decoder.completion is not None
 
 
 def test_bytes_are_passed_on_as_they_arrive(running: Running) -> None:

@@ -159,8 +159,8 @@ class Relayed:
             return next(self.raw)
         except svir.Error as error:
             self.log(error)
-            # WSGI servers take this for a browser that left, and break the connection off. The
-            # body must not end properly: a cut answer would look whole to whatever trusts HTTP.
+            # WSGI servers take this for a browser that left, and break the connection off (but for
+            # mod_wsgi). The body must not end properly: a cut answer would look whole to HTTP.
             raise BrokenPipeError(errno.EPIPE, "the answer was cut") from None
 
     def log(self, error: svir.Error) -> None:
