@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import gc
+import importlib
 import os
 import sys
 import threading
@@ -123,9 +124,14 @@ def resident() -> int | None:
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
+def tracemalloc() -> Any:
+    """PyPy has none."""
+    return importlib.import_module("tracemalloc")
+
+
 def sample(calls: int, started: float, trace: bool) -> Sample:
     gc.collect()
-    traced = sys.modules["tracemalloc"].get_traced_memory()[0] if trace else None
+    traced = tracemalloc().get_traced_memory()[0] if trace else None
     seconds = time.monotonic() - started
     return Sample(calls, seconds, resident(), traced, threading.active_count(), descriptors())
 
@@ -140,9 +146,7 @@ def run(
 ) -> list[Sample]:
     """So many calls, and a sample after each step of them. The first step is the warming up."""
     if trace:
-        import tracemalloc
-
-        tracemalloc.start()
+        tracemalloc().start()
     started, samples = time.monotonic(), []
     try:
         for number in range(1, calls + 1):
@@ -152,7 +156,7 @@ def run(
                 show(samples[-1])
     finally:
         if trace:
-            tracemalloc.stop()
+            tracemalloc().stop()
     return samples
 
 

@@ -69,6 +69,13 @@ class Opened:
         self.stream: Any = None if self.raw is not None else client.stream(request)
         self.work = svir.Background(self.stream) if fate.how == "background" else None
 
+    def begin(self) -> None:
+        """Have the request sent, unless the stream is to end before that."""
+        if self.raw is not None:
+            self.raw.__enter__()
+        elif self.work is None and (self.fate.pieces or self.fate.how == "whole"):
+            assert self.step() is None
+
     def step(self) -> str | None:
         """Read on; what came of the stream, at its end."""
         if self.raw is not None:
@@ -125,13 +132,15 @@ class Load:
         self.client, self.size = client, STREAMS if at_once else 1
         self.outcomes: Counter[str] = Counter()
         self.start = threading.Barrier(THREADS)
+        self.opened = threading.Barrier(THREADS if at_once else 1)
 
     def run(self) -> None:
         readers = [Reader(partial(self.work, number)) for number in range(THREADS)]
         for reader in readers:
             assert reader.join(300), "a thread hangs"
-            if reader.error is not None:
-                raise reader.error
+        errors = [reader.error for reader in readers if reader.error is not None]
+        for error in sorted(errors, key=lambda e: isinstance(e, threading.BrokenBarrierError)):
+            raise error
 
     def work(self, thread: int) -> None:
         chance = random.Random(thread)
@@ -143,6 +152,9 @@ class Load:
             for number in range(first, first + self.size):
                 fate = Fate(fates[number], chance.randrange(3))
                 group.append(Opened(self.client, f"{thread}-{number}", fate))
+            for opened in group:
+                opened.begin()
+            self.opened.wait(120)
             while group:  # a piece of each in turn
                 for opened in tuple(group):
                     end = opened.step()
@@ -172,14 +184,15 @@ def test_200_threads_with_20_streams_each(server: LoadServer, way: str) -> None:
             load = Load(client, at_once=way == "at-once")
             load.run()
         eventually(lambda: server.stats()["open"] == 0)
-    print(f"{way}: {dict(load.outcomes)}")
+    stats = server.stats()
+    print(f"{way}: {dict(load.outcomes)}, {stats}")
+    assert stats["peak"] > (3000 if way == "at-once" else 1)
     assert sum(load.outcomes.values()) == THREADS * STREAMS
     per_fate = THREADS * 2  # what has no choice
     assert load.outcomes["whole"] >= 7 * per_fate
     assert load.outcomes["abandoned"] == per_fate
     assert load.outcomes["cancelled"] >= per_fate
-    requests = server.stats()["requests"]
-    assert THREADS * STREAMS - 2 * per_fate < requests <= THREADS * STREAMS + 100
+    assert THREADS * STREAMS - 2 * per_fate < stats["requests"] <= THREADS * STREAMS + 100
     del load, client
     assert soak.descriptors() <= files
     if hasattr(sys, "getrefcount"):

@@ -8,8 +8,8 @@ name of an answer, such as "7-12", or a fault and a name, such as "cut 7-12":
 - "garbage": an event that nobody can read after the first texts;
 - "refuse": 401.
 
-A GET of `/stats` tells the open connections (its own among them) and the requests so far; any
-other GET lists one model.
+A GET of `/stats` tells the open connections (its own among them), the most of them, and the
+requests so far; any other GET lists one model.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Server:
         self.selector = selectors.DefaultSelector()
         self.selector.register(self.listener, selectors.EVENT_READ)
         self.selector.register(sys.stdin.buffer, selectors.EVENT_READ)
-        self.open = self.requests = 0
+        self.open = self.peak = self.requests = 0
 
     def run(self) -> None:
         print(self.listener.getsockname()[1], flush=True)
@@ -112,6 +112,7 @@ class Server:
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 self.selector.register(sock, selectors.EVENT_READ, Conn(sock))
                 self.open += 1
+                self.peak = max(self.peak, self.open)
 
     def close(self, conn: Conn) -> None:
         self.selector.unregister(conn.sock)
@@ -141,7 +142,7 @@ class Server:
 
     def answer(self, conn: Conn, head: bytes, body: bytes) -> list[bytes]:
         if head.startswith(b"GET /stats "):
-            stats = {"open": self.open, "requests": self.requests}
+            stats = {"open": self.open, "peak": self.peak, "requests": self.requests}
             return [whole(b"200 OK", json.dumps(stats).encode())]
         if head.startswith(b"GET "):
             return [whole(b"200 OK", b'{"data":[{"id":"m"}]}')]
@@ -178,11 +179,11 @@ class LoadServer:
         assert error[0] is not None or self.process.returncode == 0, "the server failed"
 
     def stats(self) -> dict[str, int]:
-        """`open` connections beside this one, and `requests` before it."""
+        """`open` connections beside this one, their `peak` with it, and `requests` before it."""
         with contextlib.closing(http.client.HTTPConnection("127.0.0.1", self.port)) as asking:
             asking.request("GET", "/stats")
             found: dict[str, int] = json.loads(asking.getresponse().read())
-        return {"open": found["open"] - 1, "requests": found["requests"] - 1}
+        return {**found, "open": found["open"] - 1, "requests": found["requests"] - 1}
 
 
 if __name__ == "__main__":
