@@ -102,6 +102,8 @@ def rows() -> Iterator[tuple[str, int]]:
     yield "TLS handshakes and proxies' answers that go wrong, under each limit", handshakes
     yield "ends of a kept connection: x close, reset x route x age", 12 * len(faults.STALE)
     yield "things that follow `[DONE]`, at each pace", 3 * len(faults.AFTER_DONE)
+    corpus = [path for path in (harness.HERE / "fuzz" / "corpus").rglob("*") if path.is_file()]
+    yield "inputs that fuzzers found (`tests/fuzz/corpus`)", size(corpus)
     yield (
         "waits of a call, each with its limits, a close, a signal, an interrupt",
         size(phases.PHASES),
