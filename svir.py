@@ -15,7 +15,7 @@ The file, top to bottom; no section uses a later one:
     2. Types        messages, tools, requests, completions, events: immutable values
     3. Encoder      a request as a body with its exact length; files are read while it is sent
     4. Decoder      bytes as they arrive, to events, to a completion
-    5. Transport    the little of HTTP that is needed, on http.client, behind a seam
+    5. Transport    the little of HTTP that is needed, on sockets, behind a seam
     6. Client       layers, streams, cancelling, what a server was learned to refuse
 
 Letters and numbers such as C5 or D23 are the rules of docs/decoding.md and docs/decisions.md.
@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import binascii
 import codecs
-import io
 import json
 import os
 import re
@@ -59,7 +58,6 @@ from typing import (
 )
 
 if TYPE_CHECKING:
-    import http.client
     import ssl
     from types import TracebackType
 
@@ -3507,7 +3505,7 @@ def _import_ssl() -> Any:
 
 
 class HttpBackend:
-    """HTTP/1.1 on ``http.client``, with a small pool of idle connections.
+    """HTTP/1.1 on sockets, with a small pool of idle connections.
 
     ``proxy``: "http://host:port", or with "user:password@"; https goes through CONNECT.
     ``cafile``: a file of CA certificates to trust as well as the system's (and certifi's).
@@ -3768,11 +3766,18 @@ class _Proxy:
 
     def tunnel(self, sock: socket.socket, where: _Address, end: float | None) -> None:
         head = self.connect_head(where)
+
+        def receive() -> bytes:
+            if (
+                end is not None and time.monotonic() >= end
+            ):  # what comes without end is always in time
+                raise socket.timeout("timed out")
+            return _receive(sock, _READ, _left(end))
+
         try:
             sock.settimeout(_left(end))
             sock.sendall(head.data)
-            receiver = _Receiver(sock, lambda: _left(end))
-            status = _read_head(receiver, io.BufferedReader(receiver), "CONNECT").status
+            status = _read_head(receive)[0].status
             failed = f"the proxy answered {status} to CONNECT {where.host}:{where.port}"
             if status == 407:
                 failed += ': it asks for a password, as proxy="http://user:password@host:port"'
@@ -3906,70 +3911,86 @@ def _shutdown(sock: socket.socket) -> None:
     method(sock, socket.SHUT_RDWR)
 
 
-class _Receiver(io.RawIOBase):
-    """A socket as the raw stream under ``http.client``; each receive has its own time limit."""
-
-    def __init__(self, sock: socket.socket, limit: Callable[[], float | None]) -> None:
-        self.sock, self.limit = sock, limit
-        self.ended = False
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        self.sock.settimeout(self.limit())
-        try:
-            size = self.sock.recv_into(buffer)
-        except OSError as error:
-            if not _is_ragged_end(error):
-                raise
-            size = 0
-        self.ended = size == 0
-        return size
-
-
-class _Source:
-    """What ``http.client`` takes for a socket: it only asks for the reader."""
-
-    def __init__(self, reader: Any) -> None:
-        self.reader = reader
-
-    def makefile(self, mode: str) -> Any:
-        return self.reader
-
-
 def _is_ragged_end(error: OSError) -> bool:
     """TLS that ends without close_notify: the body's framing tells whether it was whole (H13)."""
     return "UNEXPECTED_EOF" in str(getattr(error, "reason", "")).upper()
 
 
-def _read_head(receiver: _Receiver, reader: Any, method: str) -> http.client.HTTPResponse:
-    """The status and headers of the answer; 1xx are skipped. Raises ``ProtocolError`` (H10)."""
-    import http.client
+def _receive(sock: Any, size: int, timeout: float | None) -> bytes:
+    sock.settimeout(timeout)
+    try:
+        data: bytes = sock.recv(size)
+    except OSError as error:
+        if not _is_ragged_end(error):
+            raise
+        data = b""
+    return data
 
+
+class _Head:
+    """The status line and the headers of an answer. Raises ``ProtocolError`` (H10)."""
+
+    LONGEST, MOST = 65536, 100  # bytes, and lines
+
+    def __init__(self, data: bytes) -> None:
+        first, *lines = data.decode("latin-1").replace("\r\n", "\n").split("\n")
+        found = re.match(r"HTTP/1\.(\d) +([1-9]\d\d)(?: .*)?\Z", first)
+        if found is None:
+            raise ProtocolError(f"the answer is not HTTP: {_shown(first)}")
+        if found.group(2) == "101":
+            raise ProtocolError("the answer switches protocols")
+        self.version, self.status = int(found.group(1)), int(found.group(2))
+        self.headers: dict[str, str] = {}
+        name = ""
+        for line in lines:
+            if line[:1] in (" ", "\t") and name:  # an old way to go on with the line before
+                self.headers[name] += " " + line.strip()
+            else:
+                name = self.add(line)
+
+    def add(self, line: str) -> str:
+        name, colon, value = line.partition(":")
+        name, value = name.strip().lower(), value.strip()
+        if not colon or not name:
+            raise ProtocolError(
+                f"the answer is not HTTP: a header line without a colon, {_shown(line)}"
+            )
+        before = self.headers.get(name)
+        self.headers[name] = value if before is None else f"{before}, {value}"
+        return name
+
+    @property
+    def keeps_alive(self) -> bool:
+        options = self.headers.get("connection", "").lower()
+        if self.version == 0:
+            return "keep-alive" in options or "keep-alive" in self.headers
+        return "close" not in options
+
+
+def _read_head(receive: Callable[[], bytes]) -> tuple[_Head, bytes]:
+    """The head of the answer, after any 1xx, and what came after it."""
+    data = b""
+    seen = 0
     while True:
-        source: Any = _Source(reader)
-        response = http.client.HTTPResponse(source, method=method)
-        failed: object = None
-        try:
-            response.begin()
-        except (http.client.HTTPException, ValueError) as error:
-            failed = type(error).__name__ if isinstance(error, ConnectionError) else error
-        finally:
-            response.fp = None  # type: ignore[assignment]  # else its finalizer closes the reader
-        if "\x15\x03" in str(failed):  # an alert
+        end = re.compile(rb"\n\r?\n").search(data, max(0, seen - 2))
+        size = len(data) if end is None else end.start()
+        if size > _Head.LONGEST or data.count(b"\n", 0, size) > _Head.MOST:
+            raise ProtocolError("the answer is not HTTP: too many headers, or too long ones")
+        if end is not None:
+            head, data, seen = _Head(data[:size].rstrip(b"\r")), data[end.end() :], 0
+            if head.status >= 200:
+                return head, data
+            continue
+        if data.startswith(b"\x15"):  # an alert
             raise ProtocolError("the server speaks TLS: is it an https server?")
-        if receiver.ended:  # http.client takes the end of the input for the end of the headers
+        if not data.startswith(b"HTTP/"[: len(data)]):
+            raise ProtocolError("the answer is not HTTP: is the port right?")
+        more, seen = receive(), len(data)
+        if not more:
             raise Disconnected(
                 "the server closed the connection before the end of an answer's headers"
             )
-        if failed is None and response.headers.defects:
-            failed = "a header line without a colon"  # those after it would be lost
-        if failed is not None or response.status == 101:
-            what = _shown(str(failed)) if failed is not None else "it switches protocols"
-            raise ProtocolError(f"the answer is not HTTP: {what}")
-        if not 100 <= response.status < 200:
-            return response
+        data += more
 
 
 class _Connection:
@@ -3978,10 +3999,6 @@ class _Connection:
     def __init__(self, sock: socket.socket, where: _Address, pool: _Pool) -> None:
         self.sock, self.where, self.pool = sock, where, pool
         self.key = where.key
-        self.receiver = _Receiver(
-            sock, lambda: None
-        )  # pragma: no branch - until a request sets it
-        self.reader = io.BufferedReader(self.receiver, _READ)
         self.pid = os.getpid()
         self.aborted = False
         self.idle_since = self.usable_until = 0.0
@@ -4054,9 +4071,8 @@ class _Connection:
         return False
 
     def answer(self, request: HttpRequest, sent: bool, keep_alive: bool) -> HttpResponse:
-        self.receiver.limit = lambda: request.timeout
         try:
-            head = _read_head(self.receiver, self.reader, request.method)
+            head, rest = _read_head(lambda: _receive(self.sock, _READ, request.timeout))
         except Error:
             raise
         except socket.timeout:
@@ -4064,7 +4080,7 @@ class _Connection:
         except OSError as error:
             failed = error.strerror or type(error).__name__
         else:
-            return _Response(self, head, sent and keep_alive)
+            return _Response(self, head, rest, sent and keep_alive)
         raise Disconnected(f"the connection broke before the answer: {failed}")
 
 
@@ -4147,23 +4163,15 @@ class _Pool:
 class _Response:
     """The body of an answer by its framing: chunked, a length, or until the connection closes."""
 
-    def __init__(
-        self, connection: _Connection, head: http.client.HTTPResponse, reuse: bool
-    ) -> None:
+    def __init__(self, connection: _Connection, head: _Head, ahead: bytes, reuse: bool) -> None:
         self.connection: _Connection | None = connection
-        self.status = head.status
-        self.headers: dict[str, str] = {}
-        for name, value in head.headers.items():
-            name, value = name.lower(), value.strip()
-            self.headers[name] = (
-                f"{self.headers[name]}, {value}" if name in self.headers else value
-            )
-        self.first_read = True
+        self.status, self.headers = head.status, head.headers
+        self.ahead = ahead  # what came with the headers
         self.ended = self.surplus = False
         self.chunks = _Chunks() if self.is_chunked() else None
-        self.left = None if self.chunks is not None else self.content_length(head)
+        self.left = None if self.chunks is not None else self.content_length()
         # Many servers close after an error, and say so nowhere.
-        self.reuse = reuse and not head.will_close and 200 <= head.status < 300
+        self.reuse = reuse and head.keeps_alive and head.status != 204 and 200 <= head.status < 300
         self.ended = self.left == 0
 
     def is_chunked(self) -> bool:
@@ -4172,8 +4180,8 @@ class _Response:
             raise ProtocolError(f"a transfer encoding svir does not read: {_shown(coding)}")
         return coding == "chunked"
 
-    def content_length(self, head: http.client.HTTPResponse) -> int | None:
-        if head.status in (204, 304):
+    def content_length(self) -> int | None:
+        if self.status in (204, 304):
             return 0
         values = {value.strip() for value in self.headers.get("content-length", "").split(",")}
         if values == {""}:
@@ -4204,17 +4212,13 @@ class _Response:
         if connection is None:
             raise Disconnected("the response was closed")
         try:
-            if self.first_read:  # what came with the headers is in the reader's buffer
-                self.first_read = False
-                connection.receiver.limit = lambda: timeout
-                return connection.reader.read1(max(size, _READ))
-            connection.sock.settimeout(timeout)
-            return connection.sock.recv(size)
+            if self.ahead:
+                data, self.ahead = self.ahead, b""
+                return data
+            return _receive(connection.sock, size, timeout)
         except socket.timeout:
             raise Timeout("nothing came in time") from None
         except OSError as error:
-            if _is_ragged_end(error):
-                return b""
             failed = error.strerror or type(error).__name__
         raise Disconnected(f"the connection broke inside the answer: {failed}")
 
@@ -4236,7 +4240,7 @@ class _Response:
         connection, seconds = self.connection, self.idle_seconds()
         if connection is None:
             return
-        whole = self.reuse and connection.is_own and not connection.aborted and not self.first_read
+        whole = self.reuse and connection.is_own and not connection.aborted and not self.ahead
         whole = whole and (self.ended or self.ends_now(connection))
         self.connection = None
         if whole and not self.surplus and seconds > 0:
