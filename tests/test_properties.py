@@ -430,6 +430,7 @@ REFUSALS = {
 
 @given(any_of(svir.Request), st.lists(st.binary(max_size=99) | plain.map(str.encode), max_size=3))
 @examples(100)
+@example(request=svir.Request("m", "x", extra={"\ud800": 1}), files=[])
 def test_a_body_has_its_length_or_is_refused(
     tmp_path_factory: pytest.TempPathFactory, request: svir.Request, files: list[bytes]
 ) -> None:
