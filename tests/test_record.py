@@ -269,6 +269,9 @@ def test_nobody_there(tmp_path: pathlib.Path) -> None:
     assert (found.error.kind, found.error.unsent) == ("connect", True)
     again = run(svir.Client(URL, backend=Replay(found)))
     assert again[1:3] == first[1:3]
+    with pytest.raises(svir.ConnectError) as caught:
+        svir.Client(URL, backend=Replay(found)).complete(REQUEST)
+    assert caught.value.unsent
 
 
 @phases("asleep-in-a-layer")
@@ -288,6 +291,23 @@ def test_a_close_in_any_phase(phase: str, tmp_path: pathlib.Path, tls: Any) -> N
     found = load(recorder.files[0])
     assert found.end == "closed"
     assert found.error is None
+
+
+def test_a_shutdown_that_looks_like_the_end(tmp_path: pathlib.Path) -> None:
+    """A body without a length ends where the connection does, and close() ends the connection."""
+
+    class Closing(Scripted):
+        def read(self, size: int, timeout: float | None) -> bytes:
+            data = super().read(size, timeout)
+            if not data:
+                stream.close()
+            return data
+
+    recorder = Recorder(tmp_path / "a.jsonl", Closing(HELLO[1]))
+    stream = svir.Client(URL, backend=recorder).stream(REQUEST)
+    with pytest.raises(svir.Cancelled):
+        stream.result()
+    assert load(tmp_path / "a.jsonl").end == "closed"
 
 
 def test_an_interrupt_is_not_the_end(tmp_path: pathlib.Path) -> None:

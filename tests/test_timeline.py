@@ -89,6 +89,7 @@ def check(picture: Picture) -> None:
         apart = a[2] <= b[0] or b[2] <= a[0] or a[3] <= b[1] or b[3] <= a[1]
         assert apart, f"{one.text!r} lies on {two.text!r}"
     for kind in ("reasoning", "text", "tool_call"):
+        assert all(x + wide <= picture.width - 16 for x, _, wide, _ in picture.ticks(kind))
         for x, y, wide, high in picture.boxes(kind):
             assert 0 <= x <= x + wide <= picture.width
             assert 0 <= y <= y + high <= picture.height
@@ -105,11 +106,13 @@ SOURCES: dict[str, Any] = {
     "one": lambda: [(0.42, TEXT), (0.43, done(1))],
     "one-at-once": lambda: [(0.0, TEXT)],
     "one-quickly": lambda: [(0.12, TEXT), (0.13, done(1))],
+    "one-in-a-tenth": lambda: [(0.1, TEXT), (0.1, done(1))],
     "only-the-end": lambda: [(3.0, done(0))],
     "ten": lambda: [*steady(10), (1.6, done(10))],
     "ten-without-usage": lambda: [*steady(10), (1.6, done())],
     "two-thousand": lambda: [*steady(2000, TEXT, 1.1, 0.02), (41.2, done(2400))],
     "hours": lambda: [*steady(500, TEXT, 100.0, 60.0), (30100.0, done(500))],
+    "days": lambda: [*steady(10, TEXT, 10.0, 1e5), (1e6, done(10))],
     "stall": lambda: [*steady(20), *steady(20, TEXT, 9.0), (10.1, done(40))],
     "mixed": lambda: MIXED,
     "error": lambda: failing(MIXED[:60], svir.Truncated("the body was cut short")),
@@ -153,6 +156,15 @@ def test_a_tick_is_where_its_event_was() -> None:
     assert float(end.attrib["x1"]) == RIGHT
 
 
+def test_each_kind_has_a_lane() -> None:
+    kinds = ("reasoning", "text", "tool_call")
+    lanes = [{box[1::2] for box in Picture(MIXED).ticks(kind)} for kind in kinds]
+    assert [len(lane) for lane in lanes] == [1, 1, 1]
+    (((one, high), (two, _), (three, _))) = [lane.pop() for lane in lanes]
+    assert one + high <= two
+    assert two + high <= three
+
+
 def test_the_bars_add_up_to_the_tokens() -> None:
     picture = Picture(MIXED)
     most = max(float(word) for word in picture.words("dim") if re.fullmatch(r"[\d.]+", word)
@@ -176,6 +188,8 @@ def test_shades() -> None:
     assert "wait 1.00 s" not in picture.words("dim"), "no room for it"
     assert "wait 0.80 s" in Picture(MIXED[:40]).words("dim")
     assert Picture(steady(100)).boxes("stall") == []
+    uneven = [*steady(20, step=0.1), *steady(20, start=3.5, step=0.1)]  # six times the usual gap
+    assert Picture(uneven).boxes("stall") == []
 
 
 def test_silence_before_an_error() -> None:
