@@ -450,7 +450,9 @@ class _Value:
             if name not in given and name not in cls._defaults:
                 raise TypeError(f"{cls.__name__} needs {name}")
             value = given.get(name, cls._defaults.get(name))
-            _set(self, name, _checked(value, kind, f"{cls.__name__}.{name}"))
+            if value is not None or name in given:  # most are left at None
+                value = _checked(value, kind, f"{cls.__name__}.{name}")
+            _set(self, name, value)
         self._validate()
 
     def _validate(self) -> None:
@@ -491,7 +493,7 @@ class _Value:
 
     def replace(self, **changes: Any) -> Self:
         """A copy with some fields changed."""
-        return _call_with(type(self), {**self._values(), **changes})
+        return _call_with(type(self), {**self._set_fields(), **changes})
 
     def to_dict(self) -> dict[str, Any]:
         """The value as plain JSON types; fields at their defaults are left out."""
@@ -1511,6 +1513,12 @@ class _Writer:
         except UnicodeEncodeError:
             raise _half_a_pair(text, where) from None
 
+    def field(self, key: str, value: Any, where: str, owner: str) -> None:
+        self.raw(b',"')
+        self.text(key, f"a key of {owner}")
+        self.raw(b'":')
+        self.json(value, where)
+
     def file(self, part: _FilePart) -> None:
         self.parts += [b"".join(self.memory), part]
         self.memory = []
@@ -1629,8 +1637,7 @@ def _encode_chat(request: Request, learned: frozenset[str], empty_content: str |
         _write_message(out, message, f"messages[{index}]", request.send_reasoning, empty_content)
     out.raw(b'],"stream":true')
     for key, value in _options(request, learned).items():
-        out.raw(b',"%s":' % _escape(key))
-        out.json(value, key)
+        out.field(key, value, key, "extra")
     out.raw(b"}")
     return out.body()
 
@@ -1708,8 +1715,7 @@ def _write_assistant(
     if message.tool_calls:
         fields["tool_calls"] = [_call_fields(call) for call in message.tool_calls]
     for key, value in fields.items():
-        out.raw(b',"%s":' % _escape(key))
-        out.json(value, f"{where}, {key}")
+        out.field(key, value, f"{where}, {key}", where)
     out.raw(b"}")
 
 
@@ -1882,7 +1888,7 @@ def _read_usage(report: Any) -> tuple[_Counts | None, str | None]:
     prompt, completion = report.get("prompt_tokens"), report.get("completion_tokens")
     total = report.get("total_tokens")
     for count in (prompt, completion, total, reasoning):
-        if count is not None and (type(count) is not int or count < 0):
+        if count is not None and (type(count) is not int or not 0 <= count < 1 << 63):
             return None, "odd-usage"
     if prompt is None or completion is None:
         return None, "incomplete-usage" if report else None
@@ -2735,8 +2741,10 @@ class _Frame:
 def _has_whole_indices(chunk: dict[str, Any]) -> bool:
     """Whether an index is what it equals: ``false`` and ``0.0`` equal 0."""
     choice = chunk["choices"][0]
-    calls = choice["delta"].get("tool_calls") or ()
-    return all(type(item.get("index", 0)) is int for item in (choice, *calls))
+    calls = choice["delta"].get("tool_calls")
+    if calls and type(calls[0].get("index", 0)) is not int:  # a frame has one piece of a call
+        return False
+    return type(choice.get("index", 0)) is int
 
 
 def _is_words_only(value: Any) -> bool:
@@ -3160,8 +3168,10 @@ class Decoder:
         """An event of one data line, as nearly all are: what its two lines would do."""
         self._last, data = line, line[6:]
         self._data = [data]
-        self._payload(data)
-        self._frames.settle(self._answer)
+        if self._odd:
+            self._payload(data)
+        else:
+            self._object(data)
         self._data = []
 
     def _read_event(self, data: list[str], event: str) -> None:
@@ -3200,19 +3210,24 @@ class Decoder:
         text = self._replaced(payload)
         if text != payload:
             self._answer.deviates("invalid-utf8", ProtocolError, "an event that is not UTF-8")
+        self._object(text)
+
+    def _object(self, text: str) -> None:
+        frames, answer = self._frames, self._answer
         try:
             value = _parse_json(text)
         except ValueError:
             self._joined(text)
             return
         alone = isinstance(value, dict) and len(self._data) == 1 and not self._event
-        found = self._frames.alike(value) if alone and "\\u" not in text else None
+        found = frames.alike(value) if frames.frames and alone and "\\u" not in text else None
         if found is not None:
-            self._answer.repeat(*found)
+            answer.repeat(*found)
         else:
             self._value(value, text)
+            frames.settle(answer)
         if alone:
-            self._frames.learn(self._last, self._answer)
+            frames.learn(self._last, answer)
 
     def _value(self, value: Any, text: str) -> None:
         failure = _failure(value)
@@ -3644,7 +3659,7 @@ class HttpBackend:
             sock.do_handshake()
             return
         except ssl.SSLCertVerificationError as error:
-            reason = getattr(error, "verify_message", "") or str(error)
+            reason = (getattr(error, "verify_message", "") or str(error)).rstrip(".")
             failed = (
                 f"the certificate of {where.host} was not accepted: {reason}."
                 f" Trusted: {self._trusted(ssl)}. Pass cafile= or ssl_context= for another CA"
@@ -3730,6 +3745,9 @@ class _Address:
         self.key = (self.tls, self.host, self.port)
 
 
+_PROXY_HINT = 'it asks for a password, as proxy="http://user:password@host:port"'
+
+
 class _Proxy:
     """An HTTP proxy, given by name: the environment is never asked."""
 
@@ -3779,15 +3797,15 @@ class _Proxy:
             sock.sendall(head.data)
             status = _read_head(receive)[0].status
             failed = f"the proxy answered {status} to CONNECT {where.host}:{where.port}"
-            if status == 407:
-                failed += ': it asks for a password, as proxy="http://user:password@host:port"'
+            if status in (401, 407):
+                failed += f": {_PROXY_HINT}"
         except (OSError, Error) as error:
             status, failed = (
                 0,
                 f"the proxy {self.host}:{self.port} did not answer CONNECT: {error}",
             )
         if not 200 <= status < 300:
-            raise ConnectError(failed, unsent=True)
+            raise ConnectError(failed, unsent=True, retryable=not 400 <= status < 500)
 
 
 def _after(seconds: float | None) -> float | None:
@@ -3837,6 +3855,9 @@ def _race(host: str, port: int, end: float | None, request: HttpRequest) -> sock
     """Connect to the address that answers first: the next one is tried 0.25 s after the last, or
     when that failed, so a silent IPv6 route is not waited out (Q11)."""
     todo, failed, next_at = _addresses(host, port), "", 0.0
+    request.check()  # a lookup cannot be interrupted, and may have taken long
+    if end is not None and time.monotonic() >= end:
+        todo, failed = [], "no answer within connect_timeout="
     open_socks: list[socket.socket] = []
     try:
         while True:
@@ -3967,9 +3988,8 @@ class _Head:
         return "close" not in options
 
 
-def _read_head(receive: Callable[[], bytes]) -> tuple[_Head, bytes]:
+def _read_head(receive: Callable[[], bytes], data: bytes = b"") -> tuple[_Head, bytes]:
     """The head of the answer, after any 1xx, and what came after it."""
-    data = b""
     seen = 0
     while True:
         end = re.compile(rb"\n\r?\n").search(data, max(0, seen - 2))
@@ -4001,6 +4021,8 @@ class _Connection:
         self.key = where.key
         self.pid = os.getpid()
         self.aborted = False
+        self.ahead = b""  # of the answer, read while the request was sent
+        self.unfinished: _Response | None = None  # the end of its body may still be to come
         self.idle_since = self.usable_until = 0.0
 
     @property
@@ -4038,9 +4060,7 @@ class _Connection:
     def send_block(self, view: memoryview, request: HttpRequest) -> bool:
         """Whether the server answers already: then it wants no more (H12)."""
         if not isinstance(self.sock, socket.socket) or self.where.tls:
-            self.sock.settimeout(request.timeout)
-            self.sock.sendall(view)  # TLS may be readable for reasons of its own
-            return False
+            return self.send_tls(view, request)
         self.sock.settimeout(0)
         end = _after(request.timeout)
         while view:
@@ -4059,6 +4079,23 @@ class _Connection:
                 time.sleep(0.001)
         return False
 
+    def send_tls(self, view: memoryview, request: HttpRequest) -> bool:
+        """As ``send_block``. TLS may be readable for reasons of its own: a look costs a read."""
+        end = _after(request.timeout)
+        while view:
+            self.sock.settimeout(min(1.0, _left(end) or 1.0))
+            try:
+                view = view[self.sock.send(view[:65536]) :]
+                end = _after(request.timeout)
+            except socket.timeout:
+                try:
+                    self.ahead = _receive(self.sock, _READ, 0)
+                    return True
+                except OSError:  # there is none yet
+                    if end is not None and time.monotonic() >= end:
+                        raise socket.timeout("timed out") from None
+        return False
+
     def is_answered(self) -> bool:
         """Whether an answer can be read, or the end; a whole 1xx is taken out of the way."""
         start = self.sock.recv(4096, socket.MSG_PEEK)
@@ -4072,7 +4109,8 @@ class _Connection:
 
     def answer(self, request: HttpRequest, sent: bool, keep_alive: bool) -> HttpResponse:
         try:
-            head, rest = _read_head(lambda: _receive(self.sock, _READ, request.timeout))
+            ahead, self.ahead = self.ahead, b""
+            head, rest = _read_head(lambda: _receive(self.sock, _READ, request.timeout), ahead)
         except Error:
             raise
         except socket.timeout:
@@ -4137,7 +4175,15 @@ class _Pool:
         now = time.monotonic()
         age = now - connection.idle_since
         wait = 0.0 if connection.key in self.proven else max(0.0, self.MOMENT - age)
-        return now < connection.usable_until and not _poll([connection.sock], True, False, wait)
+        if now >= connection.usable_until:
+            return False
+        readable = bool(_poll([connection.sock], True, False, wait))
+        unfinished, connection.unfinished = connection.unfinished, None
+        if unfinished is None:
+            return not readable
+        return unfinished.ends_now(connection) is True and not _poll(
+            [connection.sock], True, False, 0.0
+        )
 
     def put(self, connection: _Connection, seconds: float) -> None:
         self.check_fork()
@@ -4167,6 +4213,7 @@ class _Response:
         self.connection: _Connection | None = connection
         self.status, self.headers = head.status, head.headers
         self.ahead = ahead  # what came with the headers
+        self.answered = False  # nothing but the end of the body is still to come
         self.ended = self.surplus = False
         self.chunks = _Chunks() if self.is_chunked() else None
         self.left = None if self.chunks is not None else self.content_length()
@@ -4240,21 +4287,32 @@ class _Response:
         connection, seconds = self.connection, self.idle_seconds()
         if connection is None:
             return
-        whole = self.reuse and connection.is_own and not connection.aborted and not self.ahead
-        whole = whole and (self.ended or self.ends_now(connection))
         self.connection = None
-        if whole and not self.surplus and seconds > 0:
+        usable = self.reuse and connection.is_own and not connection.aborted and not self.ahead
+        if self.chunks is None:
+            usable = usable and self.left is not None
+        else:
+            usable = usable and self.chunks.failed is None
+        ends = self.ends_now(connection) if usable else False
+        # A proxy sends the body's end a moment after [DONE]: it is looked for at the next use.
+        if seconds > 0 and (ends or (ends is None and self.answered)):
+            connection.unfinished = None if ends else self
             connection.pool.put(connection, seconds)
         else:
             connection.close()
 
-    def ends_now(self, connection: _Connection) -> bool:
-        """Whether the end of the body is here already (E4): nothing is waited for."""
+    def ends_now(self, connection: _Connection) -> bool | None:
+        """Whether the body ends here (E4): None if that is to come. Nothing is waited for."""
         try:
-            connection.sock.settimeout(0)
-            raw = connection.sock.recv(_READ)
-            return raw != b"" and not self.take(raw).strip(_BLANKS) and self.ended
-        except (Error, OSError):
+            while not self.ended:
+                raw = _receive(connection.sock, _READ, 0)
+                if not raw or self.take(raw).strip(_BLANKS):
+                    return False
+            return not self.surplus
+        except OSError as error:
+            is_early = type(error).__name__ in ("BlockingIOError", "SSLWantReadError")
+            return None if is_early else False
+        except Error:
             return False
 
     def idle_seconds(self) -> float:
@@ -4488,12 +4546,13 @@ class ChatCompletions:
 
 
 def _body_value(body: bytes) -> Any:
-    """An error's body: JSON, or the first line of its text."""
+    """An error's body: JSON, or the first line of its text, or the title of its page."""
     text = body.decode("utf-8", "replace").strip("\ufeff \t\r\n\x00")
     try:
         return _parse_json(text)
     except ValueError:
-        return text.partition("\n")[0].strip()
+        title = re.match(r"<[^\0]{0,2000}?<(?:title|h1)[^>]{0,200}>([^<]{1,2000})<", text, re.I)
+        return " ".join(title.group(1).split()) if title else text.partition("\n")[0].strip()
 
 
 def _status_error(
@@ -4506,6 +4565,8 @@ def _status_error(
     if status in (401, 402, 403):
         why = "out of credit" if status == 402 else "is the API key right?"
         return Unauthorized(f"the server answered {status}: {why}")
+    if status == 407:
+        return Unauthorized(f"the proxy answered 407: {_PROXY_HINT}")
     if status == 429:
         spent = "insufficient_quota" in [code for code in codes if isinstance(code, str)]  # H4
         return RateLimited("the server answered 429: too many requests", retryable=not spent)
@@ -4711,10 +4772,12 @@ class _Exchange:
             pass
         return body[:_ERROR_BYTES]
 
-    def close(self) -> None:
+    def close(self, answered: bool = False) -> None:
         if not self.closed:
             self.closed = True
             self.request.release()
+            if answered and isinstance(self.response, _Response):
+                self.response.answered = True
             self.response.close()
 
 
@@ -4805,7 +4868,8 @@ class Stream:
     def __next__(self) -> Event:
         if self._failure is not None:
             raise _again(self._failure)
-        self._start_reading()
+        if not self._reading.acquire(False):  # whoever reads may be this thread, below a layer
+            raise self._disturbed()
         try:
             event = next(self._events)
         except StopIteration:
@@ -4816,21 +4880,19 @@ class Stream:
             self._failure = _again(error)
             raise
         else:
-            if isinstance(event, Completed):
+            if type(event) is Completed:
                 self._completion = event.completion
             return event
         finally:
             self._reading.release()
         raise _again(self._failure)
 
-    def _start_reading(self) -> None:
-        """Never waits: whoever reads already may be this thread, below a layer."""
-        if not self._reading.acquire(blocking=False):
-            if self._completion is not None:  # pragma: no cover - it is being closed right now
-                raise StopIteration
-            if self._control.cancelled:
-                raise self._unfinished()
-            raise RuntimeError("the stream is being read already")
+    def _disturbed(self) -> Exception:
+        if self._completion is not None:  # pragma: no cover - it is being closed right now
+            return StopIteration()
+        if self._control.cancelled:
+            return self._unfinished()
+        return RuntimeError("the stream is being read already")
 
     def _unfinished(self) -> Error:
         if not self._control.cancelled:
@@ -5217,6 +5279,12 @@ class Client:
         if backend is None:
             backend = built = HttpBackend(keep_alive=keep_alive, **options)
             given["proxy"] = built._proxy and built._proxy.to_pickle()
+            in_the_open = self._base_url.startswith("http:") and not allow_http
+            if in_the_open and built._proxy and not _is_loopback(built._proxy.host):
+                raise ConfigError(
+                    "plain http through a proxy sends key and text in the open: allow_http=True"
+                    " permits it"
+                )
         self._backend: Backend = backend
         self._wire: Wire = ChatCompletions(empty_content=empty_content) if wire is None else wire
         self._learned: frozenset[str] = frozenset()  # what this server was seen to refuse (D11)
@@ -5291,6 +5359,11 @@ class Client:
         )
 
     def _start(self, request: Request, control: _Control) -> Iterator[Event]:
+        if self._total_timeout is None and not self._layers:
+            return self._events(request, control)
+        return self._run_all(request, control)
+
+    def _run_all(self, request: Request, control: _Control) -> Iterator[Event]:
         with self._total(control):
             yield from self._run(request, control, 0)
 
@@ -5319,12 +5392,12 @@ class Client:
         except Error as error:
             error.in_stream = exchange is not None
             error.quirks = decoder.quirks
-            error.partial = decoder.partial if exchange is not None else None
+            error.partial = decoder.partial
             error.where = error.where or self._where("POST", self._wire.path)
             raise
         finally:
             if exchange is not None:
-                exchange.close()
+                exchange.close(decoder.completion is not None)
 
     def _open(self, request: Request, control: _Control) -> _Exchange:
         """Send the request; a success, or an error. A refused optional field is left out once."""
@@ -5452,7 +5525,7 @@ class Client:
 
 def _listing(exchange: _Exchange) -> Any:
     exchange.inflate()
-    body = b""
+    body = bytearray()
     while True:
         data = exchange.read_decoded()
         if not data:
@@ -5575,4 +5648,7 @@ def _caller_query(query: Any) -> str:
     for name, value in query.items():
         _check(name, str, "a name in query")
         _check(value, str, f"query[{name!r}]")
-    return "?" + urlencode(query)
+    try:
+        return "?" + urlencode(query)
+    except UnicodeEncodeError:
+        raise ConfigError("query holds half of a surrogate pair") from None

@@ -387,7 +387,6 @@ def test_a_date_to_come_back_at(front: Front) -> None:
     assert error.retry_after > 3600 * 24
 
 
-@pytest.mark.xfail(reason="server_message is '<html>', the first line", strict=True)
 @pytest.mark.parametrize(
     ("place", "words"),
     [("plain/401", "401 Authorization Required"), ("plain/502", "502 Bad Gateway")],

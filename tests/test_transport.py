@@ -231,7 +231,9 @@ def test_a_connection_that_is_not_kept(server: MockServer, client: svir.Client, 
     server.reply(NOT_KEPT[name], raw=True, hang=True)
     server.reply(text_answer("c"))
     assert client.complete(REQUEST).text == "ab"
-    server.wait_until(lambda: server.open_connections == 0)
+    # Where the body's end may still come, it is looked for at the next use.
+    open_until_then = name in ("no-last-chunk", "half-a-last-chunk", "length-too-long")
+    server.wait_until(lambda: server.open_connections == open_until_then)
     assert client.complete(REQUEST).text == "c"
     assert connections_used(server) == [1, 2]
 
@@ -248,7 +250,8 @@ def test_http_1_0_may_ask_to_be_kept(server: MockServer, client: svir.Client) ->
 
 
 def test_a_last_chunk_that_comes_late(server: MockServer, client: svir.Client) -> None:
-    """E4: the answer is given at [DONE] without waiting, and the connection is closed."""
+    """E4: the answer is given at [DONE] without waiting, and a call that comes before the chunk
+    takes another connection."""
     gate = threading.Event()
     server.reply(text_answer("a"), gate)
     server.reply(text_answer("b"))
@@ -1280,7 +1283,9 @@ def test_a_private_root(secure: MockServer, tls: Any, how: str) -> None:
 def refused(url: str, **settings: Any) -> svir.Error:
     error = failure(ask(url, **settings))
     assert type(error) is svir.ConnectError
-    assert (error.unsent, error.retryable) == (True, True)
+    assert error.unsent
+    said_no = re.search("proxy answered 4", str(error)) is not None
+    assert error.retryable is not said_no
     return error
 
 

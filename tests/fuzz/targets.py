@@ -264,8 +264,8 @@ class FakeSocket:
     def settimeout(self, seconds: float | None) -> None:
         pass
 
-    def sendall(self, data: Any) -> None:
-        pass
+    def send(self, data: Any) -> int:
+        return len(data)
 
     def recv(self, size: int, flags: int = 0) -> bytes:
         if not self.pieces:
@@ -276,11 +276,6 @@ class FakeSocket:
         if len(piece) > size:
             self.pieces.insert(0, piece[size:])
         return piece[:size]
-
-    def recv_into(self, buffer: Any) -> int:
-        data = self.recv(len(buffer))
-        buffer[: len(data)] = data
-        return len(data)
 
     def shutdown(self, how: int) -> None:
         pass
