@@ -361,7 +361,7 @@ _DEEPEST = 200  # levels of a server's JSON: what walks it later stays clear of 
 
 def _parse_json(text: str) -> Any:
     """``json.loads``, but for ``NaN``; too deep or too large a number is a ValueError too."""
-    text = text.strip(_BLANK_CHARS)
+    text = text.strip(" \t\r\n")
     try:
         value, end = _json_decoder.raw_decode(text)  # loads takes half as long again
     except RecursionError:
@@ -2769,8 +2769,10 @@ class _Frames:
 
     def __init__(self) -> None:
         self.frames: list[_Frame] = []
-        self.last: _Frame | None = None  # the one that matched last
-        self.strings: deque[str] = deque()  # of the events that come next, all of this frame
+        self.strings: deque[str] = deque()  # of the events that come next, all of one frame:
+        self.last: Any = None
+        self.add: Callable[[str], Event] = TextDelta  # as that frame does, where
+        self.simple = False  # each of them is an event
         self.hits = 0
         self.wait, self.pause = 0, 1  # events until the next one is learned from
         self.stopped = _scanstring is None
@@ -2780,7 +2782,7 @@ class _Frames:
         self.stopped = True
 
     def forget(self) -> None:
-        self.frames, self.last = [], None
+        self.frames = []
         self.strings.clear()
 
     def match(self, text: str, at: int, last: int) -> int:
@@ -2789,11 +2791,15 @@ class _Frames:
             if frame.head and text.startswith(frame.head, at):
                 strings, size = frame.strings(text[at:last])
                 if strings:
-                    self.last = frame
+                    self.last, self.add, self.simple = frame, frame.add, all(strings)
                     self.hits += len(strings)
                     self.strings.extend(strings)
                     return at + size
         return at
+
+    def has_angle(self) -> bool:
+        """Whether a ``<`` is in one of the strings: it may begin a <think>."""
+        return "<" in "".join(self.strings)
 
     def alike(self, chunk: dict[str, Any]) -> tuple[_Frame, str] | None:
         """The frame that a decoded chunk repeats, and its string."""
@@ -2932,7 +2938,8 @@ class Decoder:
         self._json: bytearray | None = None  # a body that is no stream (S11)
         self._tail = bytearray()  # the line that is not whole yet
         self._text, self._at = "", 0  # the whole lines of the block being read, and the place
-        self._short = min(_READ, self._limits.event_bytes // 4)  # characters of an event in limits
+        # Characters that are read ahead at once, and no event of more bytes than its limit.
+        self._short = min(16384, self._limits.event_bytes // 4)
         self._odd = False  # there were bytes that are not UTF-8
         self._data: list[str] = []  # the data lines of the event being read
         self._data_size = 0
@@ -2983,13 +2990,12 @@ class Decoder:
         while True:
             # The place is the decoder's, so an iterator that is left half read loses nothing.
             while strings:
-                string, frame = strings.popleft(), frames.last
-                if string and "<" not in string and not answer.think.busy:
+                string = strings.popleft()
+                if frames.simple:
                     answer.pieces += 1  # not the first: the frame was learned from one
-                    answer.last_at = answer.now
-                    yield frame.add(string)
+                    yield frames.add(string)
                 else:
-                    answer.repeat(frame, string)
+                    answer.repeat(frames.last, string)
                     yield from self._given_out()
             if self._take_repeated():
                 continue
@@ -3001,10 +3007,17 @@ class Decoder:
 
     def _take_repeated(self) -> bool:
         """Whether the next events repeat a frame, which then has their strings."""
-        at = self._at
-        if self._frames.frames and not self._data and not self._event:
-            self._at = self._frames.match(self._text, at, at + self._short)
-        return self._at > at
+        frames, answer, at = self._frames, self._answer, self._at
+        if not frames.frames or self._data or self._event:
+            return False
+        self._at = frames.match(self._text, at, at + self._short)
+        if self._at == at:
+            return False
+        if frames.last.carrier == "content" and (answer.think.busy or frames.has_angle()):
+            frames.simple = False
+        if frames.simple:
+            answer.last_at = answer.now
+        return True
 
     def _read_on(self) -> bool:
         """Read the next event, line or block; whether there was one."""
