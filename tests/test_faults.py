@@ -42,7 +42,6 @@ from svir_ext.testing import MockServer, Reply, text_answer
 
 SLOW = 5.0  # seconds more than a limit that a call may take, on a busy machine
 SILENCE = 1.0  # seconds: the limit of a stall; every stall of a test is waited out at once
-KNOWN = pytest.mark.xfail(strict=True, reason="*** a known fault of svir.py, to be mended")
 LONG = 20.0  # seconds: a limit that must not be what ends a call
 WAKE = 0.5  # seconds that a close may take to wake a reader, on a busy machine
 

@@ -416,3 +416,12 @@ def test_text_of_a_prompt_cannot_leave_its_place() -> None:
     assert sent["model"] == "m"
     assert [turn["role"] for turn in sent["messages"]] == ["system", "user", "tool"]
     assert sent["messages"][0]["content"] == sent["messages"][2]["content"] == evil
+
+
+@pytest.mark.parametrize("host", ["localhost:1234", "127.0.0.1", "[::1]:1", "llm.example"])
+def test_plain_http_through_a_remote_proxy_is_allowed_by_name(host: str) -> None:
+    with pytest.raises(svir.ConfigError, match="plain http"):
+        svir.Client(f"http://{host}", proxy="http://proxy.example:3128")
+    svir.Client(f"http://{host}", proxy="http://proxy.example:3128", allow_http=True)
+    svir.Client("https://llm.example", proxy="http://proxy.example:3128")
+    svir.Client("http://localhost", proxy="http://127.0.0.1:3128")
