@@ -1,13 +1,15 @@
-"""What the benchmarks share: answers to serve, a server in a process of its own, and a fair comparison.
+"""What the benchmarks share: answers to serve, a server in a process of its own, a fair comparison.
 
-Every figure is a ratio of two things that were measured in turns in one run, so that a busy or a slow machine moves
-both. What is compared is the processor time of the client's process; where a person waits, it is the wall's.
+Every figure is a ratio of two things that were measured in turns in one run, so that a busy or a
+slow machine moves both. What is compared is the processor time of the client's process; where a
+person waits, it is the wall's.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import gc
 import json
 import os
@@ -15,6 +17,7 @@ import platform
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any, Callable, Iterator
@@ -22,7 +25,22 @@ from typing import Any, Callable, Iterator
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
-WORDS = ("The", " quick", " brown", " fox", " jumps", " over", " the", " lazy", " dog", ".", " It", " is", "\n\n")
+MIB = 1 << 20
+WORDS = (
+    "The",
+    " quick",
+    " brown",
+    " fox",
+    " jumps",
+    " over",
+    " the",
+    " lazy",
+    " dog",
+    ".",
+    " It",
+    " is",
+    "\n\n",
+)
 
 
 def _chunk(delta: dict[str, Any], finish: str | None = None, **more: Any) -> bytes:
@@ -57,9 +75,20 @@ def _reasoning(n: int) -> Iterator[bytes]:
 def _tools(n: int) -> Iterator[bytes]:
     """One call whose arguments are a long text: real ones have escaped quotes and line breaks."""
     function: dict[str, Any] = {"name": "write_file", "arguments": ""}
-    call = {"index": 0, "id": "call_DdmO9pD3xa9XTPNJ32zg2hcA", "type": "function", "function": function}
+    call = {
+        "index": 0,
+        "id": "call_DdmO9pD3xa9XTPNJ32zg2hcA",
+        "type": "function",
+        "function": function,
+    }
     yield _chunk({"role": "assistant", "content": None, "tool_calls": [call]})
-    pieces = ['{"', "text", '":"', *(json.dumps(WORDS[i % len(WORDS)])[1:-1] for i in range(n - 4)), '"}']
+    pieces = [
+        '{"',
+        "text",
+        '":"',
+        *(json.dumps(WORDS[i % len(WORDS)])[1:-1] for i in range(n - 4)),
+        '"}',
+    ]
     for piece in pieces:
         yield _chunk({"tool_calls": [{"index": 0, "function": {"arguments": piece}}]})
     yield _chunk({}, "tool_calls")
@@ -68,7 +97,7 @@ def _tools(n: int) -> Iterator[bytes]:
 def _azure(n: int) -> Iterator[bytes]:
     """Azure's chunks hold the results of its filter, and padding of a random length."""
     severity = {"filtered": False, "severity": "safe"}
-    results = {name: severity for name in ("hate", "self_harm", "sexual", "violence")}
+    results = dict.fromkeys(("hate", "self_harm", "sexual", "violence"), severity)
     for i in range(n):
         line = json.loads(_chunk({"content": WORDS[i % len(WORDS)]})[6:])
         line["choices"][0]["content_filter_results"] = results
@@ -105,7 +134,9 @@ def events(kind: str, count: int) -> list[bytes]:
 def server(*, tls: bool = False) -> Iterator[str]:
     """The base URL of benchmarks/server.py, running in a process of its own."""
     command = [sys.executable, str(HERE / "server.py"), *(["--tls"] if tls else [])]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdout is not None
         try:
             yield process.stdout.readline().strip()
@@ -114,7 +145,9 @@ def server(*, tls: bool = False) -> Iterator[str]:
 
 
 def in_turns(
-    rounds: int, tasks: dict[str, Callable[[], object]], clock: Callable[[], float] = time.process_time
+    rounds: int,
+    tasks: dict[str, Callable[[], object]],
+    clock: Callable[[], float] = time.process_time,
 ) -> dict[str, list[float]]:
     """The seconds of each task, round by round, with all of them run in turns."""
     times: dict[str, list[float]] = {name: [] for name in tasks}
@@ -134,36 +167,104 @@ def ratio(times: list[float], base: list[float]) -> float:
     return statistics.median(a / b for a, b in zip(times, base))
 
 
+def difference(times: list[float], base: list[float]) -> float:
+    """The median of what each round took longer than its base."""
+    return statistics.median(a - b for a, b in zip(times, base))
+
+
+@contextlib.contextmanager
+def compiled() -> Iterator[dict[str, str]]:
+    """The environment of processes that keep what they compile, in a directory of their own."""
+    with tempfile.TemporaryDirectory() as directory:
+        own = {"PYTHONPATH": str(HERE.parent), "PYTHONPYCACHEPREFIX": directory}
+        environment = {**os.environ, **own}
+        environment.pop("PYTHONDONTWRITEBYTECODE", None)
+        yield environment
+
+
+def apart(module: str, function: str, *arguments: Any) -> Any:
+    """What a function of a benchmark returns in a process of its own; all of it passes as JSON."""
+    code = f"import json, sys; sys.path.insert(0, {str(HERE)!r}); import {module} as module\n"
+    call = f"print(json.dumps(module.{function}(*json.loads(sys.argv[1]))))"
+    with compiled() as environment:
+        run = functools.partial(subprocess.run, env=environment, check=True)
+        run([sys.executable, "-c", code])  # compiling takes memory, which the next would reuse
+        command = [sys.executable, "-c", code + call, json.dumps(arguments)]
+        return json.loads(run(command, stdout=subprocess.PIPE).stdout)
+
+
 def rss() -> int:
-    """The memory of this process now, in bytes."""
-    pages = Path("/proc/self/statm").read_text(encoding="ascii").split()[1]
-    return int(pages) * os.sysconf("SC_PAGE_SIZE")
+    """The memory of this process now, in bytes (Linux)."""
+    return _status("VmRSS")
+
+
+def peak_of(task: Callable[[], object]) -> int:
+    """The most memory that a task takes at once, in bytes, over what there is now (Linux)."""
+    gc.collect()
+    before = rss()
+    try:
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # the peak starts anew
+    except OSError:  # not on this kernel: over the peak so far
+        before = _status("VmHWM")
+    task()
+    return max(0, _status("VmHWM") - before)
+
+
+def _status(name: str) -> int:
+    for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
+        if line.startswith(name + ":"):
+            return int(line.split()[1]) * 1024
+    raise OSError(f"/proc/self/status has no {name}")
 
 
 class Report:
-    """Rows of a table, with the target of each, for people and as JSON."""
+    """Rows of a table, with the target of each, for people and as JSON.
+
+    A target is the most the ratio may be, or the value where there is no ratio.
+    """
 
     def __init__(self, title: str) -> None:
         self.title = title
         self.rows: list[dict[str, Any]] = []
 
-    def row(self, what: str, value: float, unit: str, ratio: float | None = None, target: float | None = None) -> None:
-        self.rows.append({"what": what, "value": value, "unit": unit, "ratio": ratio, "target": target})
+    def row(
+        self,
+        what: str,
+        value: float,
+        unit: str,
+        ratio: float | None = None,
+        target: float | None = None,
+    ) -> None:
+        row = {"what": what, "value": value, "unit": unit, "ratio": ratio, "target": target}
+        self.rows.append(row)
 
     def finish(self) -> None:
         """Print it: a table, or with --json one object."""
         parser = argparse.ArgumentParser(description=self.title)
-        parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
+        parser.add_argument("--json", action="store_true", help="one JSON object, not a table")
+        table = {"title": self.title, "machine": machine(), "rows": self.rows}
         if parser.parse_args().json:
-            print(json.dumps({"title": self.title, "machine": machine(), "rows": self.rows}))
-            return
-        print(f"{self.title} ({machine()})")
-        for row in self.rows:
-            ratio = "" if row["ratio"] is None else f"{row['ratio']:.2f}"
-            target = "" if row["target"] is None else f"target {row['target']}"
-            missed = " MISSED" if row["target"] is not None and row["ratio"] > row["target"] else ""
-            print(f"  {row['what']:<52} {row['value']:>9.2f} {row['unit']:<6} {ratio:>7}  {target}{missed}")
+            print(json.dumps(table))
+        else:
+            show(table)
+
+
+def show(table: dict[str, Any]) -> None:
+    """Print what ``Report.finish`` gives as JSON, for people."""
+    print(f"{table['title']} ({table['machine']})")
+    for row in table["rows"]:
+        ratio = "" if row["ratio"] is None else f"{row['ratio']:.2f}"
+        target = "" if row["target"] is None else f"target {row['target']}"
+        missed = " MISSED" if is_missed(row) else ""
+        figure = f"{row['value']:>9.2f} {row['unit']:<6} {ratio:>7}"
+        print(f"  {row['what']:<56} {figure}  {target}{missed}".rstrip())
+
+
+def is_missed(row: dict[str, Any]) -> bool:
+    measured = row["value"] if row["ratio"] is None else row["ratio"]
+    return row["target"] is not None and measured > row["target"]
 
 
 def machine() -> str:
-    return f"{platform.python_implementation()} {platform.python_version()}, {platform.machine()}, {os.cpu_count()} cores"
+    python = f"{platform.python_implementation()} {platform.python_version()}"
+    return f"{python}, {platform.machine()}, {os.cpu_count()} cores"

@@ -1,9 +1,9 @@
-"""The cost of an event: from the socket to the body of the loop, against ``json.loads`` of the same lines.
+"""The cost of an event, from the socket to the loop's body, against ``json.loads`` of the lines.
 
     python benchmarks/streams.py [--json]
 
-The server is another process on this machine, and sends as fast as it is read. What else is installed of openai,
-httpx-sse, ollama and urllib3 takes part.
+The server is another process on this machine, and sends as fast as it is read. What else is
+installed of openai, httpx-sse and urllib3 takes part.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ def bare_json(kind: str) -> Callable[[], object]:
     return parse
 
 
-def with_svir(base_url: str, kind: str, layers: tuple[svir.Layer, ...] = ()) -> Callable[[], object]:
+def with_svir(
+    base_url: str, kind: str, layers: tuple[svir.Layer, ...] = ()
+) -> Callable[[], object]:
     client = svir.Client(base_url, layers=layers)
     request = svir.Request(f"{kind}-{COUNT}", [svir.User("Go")])
 
@@ -68,7 +70,9 @@ def by_hand_urllib3(base_url: str) -> Callable[[], object]:
     body = json.dumps({"model": f"content-{COUNT}", "stream": True, "messages": []}).encode()
 
     def read() -> str:
-        response = pool.request("POST", base_url + "/chat/completions", body=body, preload_content=False)
+        response = pool.request(
+            "POST", base_url + "/chat/completions", body=body, preload_content=False
+        )
         try:
             return "".join(deltas(lines_of(response.stream(16384))))
         finally:

@@ -1,0 +1,111 @@
+"""Many answers at once: 200 threads read through one client, each at a model's pace.
+
+    python benchmarks/many.py [--json]
+
+Against the same number of threads with a urllib3 pool, when that is installed.
+"""
+
+from __future__ import annotations
+
+import statistics
+import threading
+import time
+from typing import Any, Callable
+
+from common import MIB, Report, apart, peak_of, ratio, server
+from streams import deltas, lines_of
+
+import svir
+
+STREAMS = 200
+COUNT = 200  # events of each
+RATE = 50
+ROUNDS = 3
+
+
+def with_svir(base_url: str) -> Callable[[], str]:
+    client = svir.Client(base_url)
+    request = svir.Request(f"content-{COUNT}@{RATE}", "Go")
+    return lambda: client.stream(request).result().text
+
+
+def by_hand_urllib3(base_url: str) -> Callable[[], str]:
+    import urllib3
+
+    pool = urllib3.PoolManager(maxsize=STREAMS)
+    url = base_url + "/chat/completions"
+    body = f'{{"model": "content-{COUNT}@{RATE}", "stream": true, "messages": []}}'
+
+    def read() -> str:
+        response: Any = pool.request("POST", url, body=body, preload_content=False)
+        try:
+            return "".join(deltas(lines_of(response.stream())))
+        finally:
+            response.release_conn()
+
+    return read
+
+
+def at_once(read: Callable[[], str]) -> None:
+    """Every thread reads one answer; all must be whole, and the same."""
+    answers: list[str] = []
+    threads = [threading.Thread(target=lambda: answers.append(read())) for _ in range(STREAMS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(answers) == STREAMS, f"{STREAMS - len(answers)} answers failed"
+    assert len(set(answers)) == 1
+    assert answers[0].startswith("The quick")
+
+
+def memory(base_url: str) -> int:
+    """What the answers take, over threads that only wait."""
+    waiting = threading.Barrier(STREAMS)
+    at_once(lambda: f"The quick {waiting.wait() * 0}")
+    read = with_svir(base_url)
+    read()
+    return peak_of(lambda: at_once(read))
+
+
+def cost(read: Callable[[], str]) -> tuple[float, float]:
+    """Microseconds of CPU of an event, and seconds on the wall."""
+    cpu, wall = time.process_time(), time.perf_counter()
+    at_once(read)
+    events = STREAMS * COUNT
+    return (time.process_time() - cpu) / events * 1e6, time.perf_counter() - wall
+
+
+def measure() -> Report:
+    report = Report(f"{STREAMS} streams at once, each with {RATE} events a second")
+    with server() as base_url:
+        readers = {"svir": with_svir(base_url)}
+        try:
+            readers["urllib3, by hand"] = by_hand_urllib3(base_url)
+        except ImportError:
+            pass
+        rounds: dict[str, list[tuple[float, float]]] = {name: [] for name in readers}
+        for _ in range(ROUNDS):
+            for name, read in readers.items():
+                rounds[name].append(cost(read))
+        grown = apart("many", "memory", base_url)
+    bases = [cpu for cpu, _ in rounds[[*readers][-1]]]
+    for name, figures in rounds.items():
+        cpus = [cpu for cpu, _ in figures]
+        target = 0.8 if name == "svir" and len(readers) == 2 else None
+        report.row(
+            f"CPU of an event: {name}", statistics.median(cpus), "us", ratio(cpus, bases), target
+        )
+        walls = [wall / (COUNT / RATE) for _, wall in figures]
+        report.row(
+            f"from the first to the last, against the pace: {name}",
+            statistics.median(walls) * COUNT / RATE,
+            "s",
+            statistics.median(walls),
+        )
+    report.row("memory over as many waiting threads", grown / MIB, "MiB", None, 10)
+    return report
+
+
+if __name__ == "__main__":
+    measure().finish()
