@@ -1,4 +1,4 @@
-"""What the benchmarks share: answers to serve, a server in a process of its own, a fair comparison.
+"""What the benchmarks share: answers to serve, a server in its own process, a fair comparison.
 
 Every figure is a ratio of two things that were measured in turns in one run, so that a busy or a
 slow machine moves both. What is compared is the processor time of the client's process; where a
@@ -20,11 +20,12 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any, Callable, Iterator
+from typing import Any, Callable, Iterator, TypeVar
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
+_T = TypeVar("_T")
 MIB = 1 << 20
 WORDS = (
     "The",
@@ -130,6 +131,15 @@ def events(kind: str, count: int) -> list[bytes]:
     return [*KINDS[kind](count), b"data: [DONE]\n\n"]
 
 
+_clients: list[Any] = []
+
+
+def kept(client: _T) -> _T:
+    """The same client, which is closed with the server."""
+    _clients.append(client)
+    return client
+
+
 @contextlib.contextmanager
 def server(*, tls: bool = False) -> Iterator[str]:
     """The base URL of benchmarks/server.py, running in a process of its own."""
@@ -141,6 +151,8 @@ def server(*, tls: bool = False) -> Iterator[str]:
         try:
             yield process.stdout.readline().strip()
         finally:
+            while _clients:
+                _clients.pop().close()
             process.kill()
 
 

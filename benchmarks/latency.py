@@ -14,7 +14,7 @@ import statistics
 import time
 from typing import Any, Callable, Iterator
 
-from common import Report, ratio, server
+from common import Report, kept, ratio, server
 from streams import deltas, lines_of
 
 import svir
@@ -25,7 +25,7 @@ ROUNDS = 7
 
 
 def with_svir(base_url: str) -> Callable[[], Iterator[str]]:
-    client = svir.Client(base_url)
+    client = kept(svir.Client(base_url))
     request = svir.Request(f"timed-{COUNT}@{RATE}", "Go")
 
     def read() -> Iterator[str]:

@@ -12,7 +12,7 @@ import threading
 import time
 from typing import Any, Callable
 
-from common import MIB, Report, apart, peak_of, ratio, server
+from common import MIB, Report, apart, kept, peak_of, ratio, server
 from streams import deltas, lines_of
 
 import svir
@@ -20,11 +20,12 @@ import svir
 STREAMS = 200
 COUNT = 200  # events of each
 RATE = 50
+PACE = COUNT / RATE  # seconds
 ROUNDS = 3
 
 
 def with_svir(base_url: str) -> Callable[[], str]:
-    client = svir.Client(base_url)
+    client = kept(svir.Client(base_url))
     request = svir.Request(f"content-{COUNT}@{RATE}", "Go")
     return lambda: client.stream(request).result().text
 
@@ -89,22 +90,19 @@ def measure() -> Report:
             for name, read in readers.items():
                 rounds[name].append(cost(read))
         grown = apart("many", "memory", base_url)
-    bases = [cpu for cpu, _ in rounds[[*readers][-1]]]
-    for name, figures in rounds.items():
-        cpus = [cpu for cpu, _ in figures]
-        target = 0.8 if name == "svir" and len(readers) == 2 else None
-        report.row(
-            f"CPU of an event: {name}", statistics.median(cpus), "us", ratio(cpus, bases), target
-        )
-        walls = [wall / (COUNT / RATE) for _, wall in figures]
-        report.row(
-            f"from the first to the last, against the pace: {name}",
-            statistics.median(walls) * COUNT / RATE,
-            "s",
-            statistics.median(walls),
-        )
+    compare(report, rounds)
     report.row("memory over as many waiting threads", grown / MIB, "MiB", None, 10)
     return report
+
+
+def compare(report: Report, rounds: dict[str, list[tuple[float, float]]]) -> None:
+    base = [cpu for cpu, _ in [*rounds.values()][-1]]
+    for name, figures in rounds.items():
+        cpus, walls = zip(*figures)
+        target = 0.8 if name == "svir" and len(rounds) == 2 else None
+        cpu, wall = statistics.median(cpus), statistics.median(walls)
+        report.row(f"CPU of an event: {name}", cpu, "us", ratio([*cpus], base), target)
+        report.row(f"until all have ended, against the pace: {name}", wall, "s", wall / PACE)
 
 
 if __name__ == "__main__":

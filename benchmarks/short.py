@@ -14,7 +14,7 @@ import statistics
 import time
 from typing import Callable
 
-from common import HERE, Report, in_turns, ratio, server
+from common import HERE, Report, in_turns, kept, ratio, server
 
 import svir
 
@@ -39,9 +39,9 @@ def by_hand(base_url: str) -> Callable[[], object]:
     scheme, _, host, _ = base_url.split("/")
     if scheme == "https:":
         context = ssl.create_default_context(cafile=ROOT)
-        connection = http.client.HTTPSConnection(host, context=context)
+        connection = kept(http.client.HTTPSConnection(host, context=context))
     else:
-        connection = http.client.HTTPConnection(host)
+        connection = kept(http.client.HTTPConnection(host))
 
     def read() -> None:
         for _ in range(CALLS):
@@ -70,12 +70,11 @@ def measure() -> Report:
     report = Report(f"A call with {COUNT} pieces on a warm client, on the wall")
     for name, tls in (("plain", False), ("TLS", True)):
         with server(tls=tls) as base_url:
-            client = svir.Client(base_url, cafile=ROOT)
+            client = kept(svir.Client(base_url, cafile=ROOT))
             before = connections(client)
             tasks = {"http.client, by hand": by_hand(base_url), "svir": with_svir(client)}
             times = in_turns(ROUNDS, tasks, time.perf_counter)
             used = connections(client) - before  # the other's is one, and so is the first
-            client.close()
         for task, target in (("http.client, by hand", None), ("svir", 1.2)):
             own, base = times[task], times["http.client, by hand"]
             cost = statistics.median(own) / CALLS * 1e6

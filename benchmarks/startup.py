@@ -23,6 +23,7 @@ import svir
 client = svir.Client({url!r})
 for event in client.stream(svir.Request("content-{count}", "Go")):
     pass
+client.close()
 assert event.type == "completed"
 """
 
@@ -41,6 +42,7 @@ for line in response:
         break
     if line.startswith(b"data: "):
         text += json.loads(line[6:])["choices"][0]["delta"].get("content") or ""
+connection.close()
 assert text
 """
 

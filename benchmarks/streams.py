@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import json
 import statistics
+import sys
 from typing import Any, Callable
 
-from common import Report, events, in_turns, ratio, server
+from common import Report, events, in_turns, kept, ratio, server
 
 import svir
 from svir_ext.layers import retry, timeout, trace
@@ -35,7 +36,7 @@ def bare_json(kind: str) -> Callable[[], object]:
 def with_svir(
     base_url: str, kind: str, layers: tuple[svir.Layer, ...] = ()
 ) -> Callable[[], object]:
-    client = svir.Client(base_url, layers=layers)
+    client = kept(svir.Client(base_url, layers=layers))
     request = svir.Request(f"{kind}-{COUNT}", [svir.User("Go")])
 
     def read() -> None:
@@ -136,7 +137,7 @@ PEERS = {
 }
 
 
-def main() -> None:
+def measure() -> Report:
     report = Report("CPU of the client per event, in microseconds, and against json.loads")
     with server() as base_url:
         for kind, target in TARGETS.items():
@@ -150,7 +151,7 @@ def main() -> None:
                 limit = {"svir": target, "svir with three layers": target + 0.15}.get(name)
                 microseconds = statistics.median(seconds) / COUNT * 1e6
                 report.row(f"{kind}: {name}", microseconds, "us", ratio(seconds, bare), limit)
-    report.finish()
+    return report
 
 
 def peers(base_url: str) -> dict[str, Callable[[], object]]:
@@ -159,9 +160,9 @@ def peers(base_url: str) -> dict[str, Callable[[], object]]:
         try:
             found[name] = make(base_url)
         except ImportError:
-            print(f"not installed: {name}")
+            print(f"not installed: {name}", file=sys.stderr)
     return found
 
 
 if __name__ == "__main__":
-    main()
+    measure().finish()

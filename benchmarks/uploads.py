@@ -18,7 +18,7 @@ import tempfile
 from pathlib import Path
 from typing import Callable
 
-from common import MIB, Report, apart, in_turns, peak_of, ratio, server
+from common import MIB, Report, apart, in_turns, kept, peak_of, ratio, server
 
 import svir
 
@@ -43,7 +43,7 @@ def make_files(directory: str) -> tuple[list[str], str]:
 
 
 def send_with_svir(base_url: str, images: list[str]) -> Callable[[], object]:
-    client = svir.Client(base_url)
+    client = kept(svir.Client(base_url))
 
     def send() -> None:
         message = svir.User("What is this?", *(svir.Image(path) for path in images))
@@ -53,7 +53,7 @@ def send_with_svir(base_url: str, images: list[str]) -> Callable[[], object]:
 
 
 def send_by_hand(base_url: str, images: list[str]) -> Callable[[], object]:
-    connection = http.client.HTTPConnection(base_url.split("/")[2])
+    connection = kept(http.client.HTTPConnection(base_url.split("/")[2]))
 
     def send() -> None:
         head, tail = around(images)
