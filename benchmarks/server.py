@@ -140,7 +140,7 @@ def main() -> None:
     if "--tls" in sys.argv:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         certificates = HERE.parent / "tests" / "tls"
-        context.load_cert_chain(certificates / "localhost.pem")
+        context.load_cert_chain(str(certificates / "localhost.pem"))  # PyPy takes no Path
     listener = socket.create_server(("127.0.0.1", 0), backlog=512)
     scheme, port = "http" if context is None else "https", listener.getsockname()[1]
     print(f"{scheme}://127.0.0.1:{port}/v1", flush=True)

@@ -38,7 +38,7 @@ def with_svir(client: svir.Client) -> Callable[[], object]:
 def by_hand(base_url: str) -> Callable[[], object]:
     scheme, _, host, _ = base_url.split("/")
     if scheme == "https:":
-        context = ssl.create_default_context(cafile=ROOT)
+        context = ssl.create_default_context(cafile=str(ROOT))
         connection = kept(http.client.HTTPSConnection(host, context=context))
     else:
         connection = kept(http.client.HTTPConnection(host))
