@@ -44,6 +44,7 @@ from typing import (
     Generator,
     Iterable,
     Iterator,
+    List,
     Literal,
     Mapping,
     NoReturn,
@@ -428,6 +429,7 @@ class _Value:
     _defaults: ClassVar[dict[str, Any]] = {}
     _positional: ClassVar[int] = 2  # the others are taken by name only
     _apart: ClassVar[tuple[str, ...]] = ()  # outside equality
+    _hints: ClassVar[dict[str, str]] = {}  # for arguments there are not, but in the API
     _tag: ClassVar[dict[str, str]] = {}  # what tells the dict form from its siblings
 
     def __init_subclass__(cls) -> None:
@@ -444,7 +446,8 @@ class _Value:
         given = dict(zip(cls._fields, args))
         for name, value in kwargs.items():
             if name not in cls._fields or name in given:
-                raise TypeError(f"{cls.__name__} got an unexpected argument {name!r}")
+                hint = f": {cls._hints[name]}" if name in cls._hints else ""
+                raise TypeError(f"{cls.__name__} got an unexpected argument {name!r}{hint}")
             given[name] = value
         for name, kind in cls._fields.items():
             if name not in given and name not in cls._defaults:
@@ -876,6 +879,7 @@ class Request(_Value):
     ``extra``: other fields of the body, as they are.
     """
 
+    _hints = _OWN_KEYS
     model: str
     messages: Sequence[Message]
     system: str | None = None
@@ -1961,6 +1965,17 @@ class _Think:
         return [(self.inside, held)] if held else []
 
 
+class _Pieces(List[str]):
+    """The pieces of a text. Small strings take ten times their memory, so many become one."""
+
+    joined = 0  # how many at the start are long
+
+    def join(self) -> None:
+        if len(self) > self.joined + 4096:
+            self[self.joined :] = ["".join(self[self.joined :])]
+            self.joined = len(self)
+
+
 class _OpenCall:
     """A tool call being assembled."""
 
@@ -1968,7 +1983,7 @@ class _OpenCall:
         self.place = place  # in order of appearance
         self.wire_index = wire_index
         self.id = self.name = ""
-        self.arguments: list[str] = []
+        self.arguments = _Pieces()
         self.extra: dict[str, Any] = {}
         self.shown: tuple[str, str, int] | None = None  # given out: id, name, pieces of arguments
 
@@ -1992,8 +2007,8 @@ class _Answer:
         self.out: deque[Event] = deque()
         self.completed: Completion | None = None
         self.think = _Think(think)
-        self.text: list[str] = []
-        self.reasoning: dict[str, list[str]] = {}
+        self.text = _Pieces()
+        self.reasoning: dict[str, _Pieces] = {}
         self.calls: list[_OpenCall] = []
         self.by_index: dict[int, _OpenCall] = {}
         self.last_call: _OpenCall | None = None
@@ -2058,7 +2073,7 @@ class _Answer:
             if isinstance(event, TextDelta):
                 self.text.append(event.text)
             elif isinstance(event, ReasoningDelta):
-                self.reasoning.setdefault(event.source, []).append(event.text)
+                self.reasoning.setdefault(event.source, _Pieces()).append(event.text)
             else:  # Completed is not given out here
                 self.calls[event.index].show()  # type: ignore[union-attr]
         if events:
@@ -2080,7 +2095,7 @@ class _Answer:
         if carrier == "content":
             return self.add_text
         if isinstance(carrier, str):
-            texts = self.reasoning.setdefault(carrier, [])
+            texts = self.reasoning.setdefault(carrier, _Pieces())
 
             def add_reasoning(text: str) -> Event:
                 texts.append(text)
@@ -2096,6 +2111,14 @@ class _Answer:
             return ToolCallDelta(carrier.place, "", "", text)
 
         return add_arguments
+
+    def join_pieces(self) -> None:
+        for texts in (self.text, *self.reasoning.values()):
+            texts.join()
+        for call in self.calls:
+            if call.shown is not None and call.shown[2] == len(call.arguments):
+                call.arguments.join()
+                call.shown = (*call.shown[:2], len(call.arguments))
 
     def add_text(self, text: str) -> Event:
         self.text.append(text)
@@ -2122,7 +2145,7 @@ class _Answer:
         before = repr(kept[key]) if key in kept else ""  # by repr, as 1 == True in Python
         after = repr(value)
         self.turned = self.turned or (before != "" and before != after)
-        self.count_kept(len(key) + len(after) - len(before))
+        self.count_kept(len(after) - len(before) + (0 if key in kept else len(key)))
         kept[key] = value
 
     def count_kept(self, size: int) -> None:
@@ -2680,8 +2703,9 @@ class _Frame:
         self.between = tail + head
 
     def set_pattern(self, chunk: dict[str, Any]) -> None:
-        kept = (value for key, value in chunk.items() if key not in _READ_KEYS)
-        if all(map(_is_words_only, kept)):
+        kept = [value for key, value in chunk.items() if key not in _READ_KEYS]
+        results = chunk["choices"][0].get("content_filter_results")
+        if _is_words_only(kept) and _is_words_only(results, False):
             self.without_string(chunk)
             self.pattern = chunk
 
@@ -2747,11 +2771,13 @@ def _has_whole_indices(chunk: dict[str, Any]) -> bool:
     return type(choice.get("index", 0)) is int
 
 
-def _is_words_only(value: Any) -> bool:
-    """No numbers, which may equal each other and not be the same."""
-    if isinstance(value, (dict, list)):
-        return all(map(_is_words_only, value.values() if isinstance(value, dict) else value))
-    return value is None or isinstance(value, str)
+def _is_words_only(value: Any, word: bool | None = None) -> bool:
+    """Only texts, None and ``word``: no numbers, which may be equal and not the same."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list):
+        return all(_is_words_only(item, word) for item in value)
+    return value is None or value is word or isinstance(value, str)
 
 
 class _Frames:
@@ -2989,6 +3015,8 @@ class Decoder:
         strings = frames.strings
         while True:
             # The place is the decoder's, so an iterator that is left half read loses nothing.
+            if answer.out:
+                yield from self._given_out()
             while strings:
                 string = strings.popleft()
                 if frames.simple:
@@ -3008,7 +3036,7 @@ class Decoder:
     def _take_repeated(self) -> bool:
         """Whether the next events repeat a frame, which then has their strings."""
         frames, answer, at = self._frames, self._answer, self._at
-        if not frames.frames or self._data or self._event:
+        if at == len(self._text) or not frames.frames or self._data or self._event:
             return False
         self._at = frames.match(self._text, at, at + self._short)
         if self._at == at:
@@ -3048,7 +3076,7 @@ class Decoder:
             except Error as error:
                 error.quirks, error.partial = self.quirks, self.partial
                 self._error = _again(error)
-            if self._error is not None:  # nothing is read after it
+            if self._error is not None or self._answer.completed is not None:  # nothing follows
                 self._frames.stop()
                 self._queue.clear()
 
@@ -3066,6 +3094,7 @@ class Decoder:
         """Cut the next block into lines."""
         self._check_size(len(self._tail))  # when all before the open line has been read
         self._answer.now, data = self._queue.popleft()
+        self._answer.join_pieces()
         limit = self._limits.wire_bytes
         if self._size > limit:
             raise LimitExceeded(f"more than {limit} bytes (Limits.wire_bytes)")
@@ -3666,7 +3695,7 @@ class HttpBackend:
         return _head_bytes(start, headers)
 
     def _shake_hands(self, sock: Any, where: _Address, end: float | None) -> None:
-        ssl = _import_ssl()
+        ssl, retryable = _import_ssl(), True
         try:
             sock.settimeout(_left(end))
             sock.do_handshake()
@@ -3677,6 +3706,7 @@ class HttpBackend:
                 f"the certificate of {where.host} was not accepted: {reason}."
                 f" Trusted: {self._trusted(ssl)}. Pass cafile= or ssl_context= for another CA"
             )
+            retryable = False
         except socket.timeout:
             failed = f"no TLS handshake with {where.host} within connect_timeout=: is it https?"
         except (OSError, ValueError) as error:
@@ -3684,7 +3714,7 @@ class HttpBackend:
             failed = (
                 f"the TLS handshake with {where.host} failed: {reason}. Is it an https server?"
             )
-        raise ConnectError(failed, unsent=True)
+        raise ConnectError(failed, unsent=True, retryable=retryable)
 
     def _context(self, ssl: Any) -> Any:
         if self._ssl_context is not None:
@@ -3951,7 +3981,8 @@ def _is_ragged_end(error: OSError) -> bool:
 
 
 def _receive(sock: Any, size: int, timeout: float | None) -> bytes:
-    sock.settimeout(timeout)
+    if sock.gettimeout() != timeout:  # setting it is a system call
+        sock.settimeout(timeout)
     try:
         data: bytes = sock.recv(size)
     except OSError as error:
@@ -3978,7 +4009,7 @@ class _Head:
         name = ""
         for line in lines:
             if line[:1] in (" ", "\t") and name:  # an old way to go on with the line before
-                self.headers[name] += " " + line.strip()
+                self.headers[name] = f"{self.headers[name]} {line.strip()}".strip()
             else:
                 name = self.add(line)
 
@@ -4001,13 +4032,15 @@ class _Head:
         return "close" not in options
 
 
-def _read_head(receive: Callable[[], bytes], data: bytes = b"") -> tuple[_Head, bytes]:
+def _read_head(
+    receive: Callable[[], bytes], data: bytes = b"", hint: str = ""
+) -> tuple[_Head, bytes]:
     """The head of the answer, after any 1xx, and what came after it."""
     seen = 0
     while True:
         end = re.compile(rb"\n\r?\n").search(data, max(0, seen - 2))
         size = len(data) if end is None else end.start()
-        if size > _Head.LONGEST or data.count(b"\n", 0, size) > _Head.MOST:
+        if size > _Head.LONGEST or data.count(b"\n", 0, size) > _Head.MOST + (end is None):
             raise ProtocolError("the answer is not HTTP: too many headers, or too long ones")
         if end is not None:
             head, data, seen = _Head(data[:size].rstrip(b"\r")), data[end.end() :], 0
@@ -4020,10 +4053,14 @@ def _read_head(receive: Callable[[], bytes], data: bytes = b"") -> tuple[_Head, 
             raise ProtocolError("the answer is not HTTP: is the port right?")
         more, seen = receive(), len(data)
         if not more:
-            raise Disconnected(
-                "the server closed the connection before the end of an answer's headers"
-            )
+            when = "the end of an answer's headers" if data else f"it answered{hint}"
+            raise Disconnected(f"the server closed the connection before {when}")
         data += more
+
+
+def _informs(start: bytes) -> bool:
+    """Whether it may begin a 1xx, which is no answer yet."""
+    return any(word.startswith(start[:10]) for word in (b"HTTP/1.1 1", b"HTTP/1.0 1"))
 
 
 class _Connection:
@@ -4101,19 +4138,30 @@ class _Connection:
                 view = view[self.sock.send(view[:65536]) :]
                 end = _after(request.timeout)
             except socket.timeout:
-                try:
-                    self.ahead = _receive(self.sock, _READ, 0)
+                if self.has_answer():
                     return True
-                except OSError:  # there is none yet
-                    if end is not None and time.monotonic() >= end:
-                        raise socket.timeout("timed out") from None
+                if end is not None and time.monotonic() >= end:
+                    raise socket.timeout("timed out") from None
         return False
+
+    def has_answer(self) -> bool:
+        """As ``is_answered``, with what is there read."""
+        try:
+            data = _receive(self.sock, _READ, 0)
+        except OSError:  # nothing
+            return False
+        self.ahead += data
+        while data and _informs(self.ahead):
+            size = self.ahead.find(b"\r\n\r\n") + 4
+            if size == 3:
+                return False
+            self.ahead = self.ahead[size:]
+        return True
 
     def is_answered(self) -> bool:
         """Whether an answer can be read, or the end; a whole 1xx is taken out of the way."""
         start = self.sock.recv(4096, socket.MSG_PEEK)
-        informs = any(word.startswith(start[:10]) for word in (b"HTTP/1.1 1", b"HTTP/1.0 1"))
-        if not start or not informs:
+        if not start or not _informs(start):
             return True
         size = start.find(b"\r\n\r\n") + 4
         if size > 3:
@@ -4121,15 +4169,18 @@ class _Connection:
         return False
 
     def answer(self, request: HttpRequest, sent: bool, keep_alive: bool) -> HttpResponse:
+        hint = "" if self.where.tls else ": is it an https server?"
         try:
             ahead, self.ahead = self.ahead, b""
-            head, rest = _read_head(lambda: _receive(self.sock, _READ, request.timeout), ahead)
+            head, rest = _read_head(
+                lambda: _receive(self.sock, _READ, request.timeout), ahead, hint
+            )
         except Error:
             raise
         except socket.timeout:
             raise Timeout("no answer came in time") from None
         except OSError as error:
-            failed = error.strerror or type(error).__name__
+            failed = (error.strerror or type(error).__name__) + hint
         else:
             return _Response(self, head, rest, sent and keep_alive)
         raise Disconnected(f"the connection broke before the answer: {failed}")
@@ -4171,32 +4222,35 @@ class _Pool:
                     self.idle.remove(found)
                 except ValueError:  # pragma: no cover - taken meanwhile, by a signal handler
                     continue
-            if self.is_open(found):
+            is_open = self.is_open(found)
+            if is_open:
                 self.proven.add(key)
                 return found
-            if time.monotonic() < found.idle_since + self.SOON:
+            if is_open is False and time.monotonic() < found.idle_since + self.SOON:
                 self.closers.add(key)
             found.close()
 
-    def is_open(self, connection: _Connection) -> bool:
-        """Nothing is due on an idle connection: what can be read is its end.
+    def is_open(self, connection: _Connection) -> bool | None:
+        """Nothing is due on an idle connection: what can be read is its end. None where the end
+        of the last answer is still to come.
 
         llama-server says Keep-Alive and closes after each stream, a moment later. A request that
         meets that moment is lost. So the first time, a server is given the moment to show it, and
         of one that was seen to close soon no connection is kept.
         """
         now = time.monotonic()
-        age = now - connection.idle_since
-        wait = 0.0 if connection.key in self.proven else max(0.0, self.MOMENT - age)
         if now >= connection.usable_until:
-            return False
-        readable = bool(_poll([connection.sock], True, False, wait))
+            return None
+        wait = 0.0 if connection.key in self.proven else self.MOMENT
         unfinished, connection.unfinished = connection.unfinished, None
         if unfinished is None:
-            return not readable
-        return unfinished.ends_now(connection) is True and not _poll(
-            [connection.sock], True, False, 0.0
-        )
+            wait = max(0.0, wait - (now - connection.idle_since))
+        else:
+            _poll([connection.sock], True, False, wait)
+            ends = unfinished.ends_now(connection)
+            if not ends:
+                return ends
+        return not _poll([connection.sock], True, False, wait)
 
     def put(self, connection: _Connection, seconds: float) -> None:
         self.check_fork()
@@ -4256,7 +4310,8 @@ class _Response:
         while not self.ended:
             if self.chunks is not None and self.chunks.failed is not None:
                 raise _again(self.chunks.failed)
-            raw = self.receive(size, _left(end))
+            raw = self.receive(size, timeout)
+            timeout = _left(end)
             if not raw:
                 self.ended, self.reuse = True, False
                 if self.chunks is not None or self.left is not None:
@@ -4317,11 +4372,13 @@ class _Response:
     def ends_now(self, connection: _Connection) -> bool | None:
         """Whether the body ends here (E4): None if that is to come. Nothing is waited for."""
         try:
-            while not self.ended:
+            for _ in range(4):  # blanks may come without end
+                if self.ended:
+                    return not self.surplus
                 raw = _receive(connection.sock, _READ, 0)
                 if not raw or self.take(raw).strip(_BLANKS):
                     return False
-            return not self.surplus
+            return False
         except OSError as error:
             is_early = type(error).__name__ in ("BlockingIOError", "SSLWantReadError")
             return None if is_early else False
@@ -4343,7 +4400,7 @@ class _Chunks:
         self.left = 0  # bytes of the chunk that are still to come
         self.line = b""  # one that is not whole yet
         self.trailers = 0
-        # A stream's chunks have few sizes: by what stands between two chunks, b"\r\n10c\r\n".
+        # A stream's chunks have few sizes: by their lines, b"10c\r\n".
         self.sizes: dict[bytes, int] = {}
         self.width = 0  # of the last one
         self.ended = self.surplus = False
@@ -4373,8 +4430,9 @@ class _Chunks:
                 if self.left:
                     break
                 self.state = "end of data"
-                at = self.read_usual(raw, at, out)
                 continue
+            if self.state == "size":
+                at = self.read_usual(raw, at, out)
             end = raw.find(b"\n", at)
             if end < 0:
                 self.line = raw[at:]
@@ -4386,14 +4444,16 @@ class _Chunks:
 
     def read_usual(self, raw: bytes, at: int, out: list[bytes]) -> int:
         """Take the chunks that are whole and of a size seen before; where they end."""
-        size_of, width, last = self.sizes.get, self.width, len(raw)
+        size_of, width = self.sizes.get, self.width
         while True:
             size = size_of(raw[at : at + width])
-            if size is None or at + width + size > last:
+            if size is None:
                 return at
-            at += width
-            out.append(raw[at : at + size])
-            at += size
+            end = at + width + size
+            if raw[end : end + 2] != b"\r\n":  # it is not whole, or broken
+                return at
+            out.append(raw[at + width : end])
+            at = end + 2
 
     def check(self, size: int) -> None:
         if size > self.LINE:
@@ -4406,8 +4466,7 @@ class _Chunks:
             self.left = self.read_size(text)
             self.state = "data" if self.left else "trailer"
             if self.left and line != text and len(self.sizes) < 256:
-                between = b"\r\n%b\n" % line
-                self.sizes[between], self.width = self.left, len(between)
+                self.sizes[line + b"\n"], self.width = self.left, len(line) + 1
         elif self.state == "end of data":
             if text:
                 raise ProtocolError("a chunk is longer than its size")

@@ -258,3 +258,67 @@ def test_more_after_the_end_of_deflate() -> None:
         server.reply(body, headers={"content-encoding": "deflate"})
         with pytest.raises(svir.ProtocolError, match="after its compressed end"):
             client.complete(svir.Request("m", "hi"))
+
+
+# -- Frames, where they could have told another story than a full reading -------------------------
+
+
+@pytest.mark.parametrize("cut", [False, True])
+def test_nothing_follows_an_answer_that_ended_without_a_finish(cut: bool) -> None:
+    """A known frame after [DONE], in the same block or not."""
+    data = sse(*(chunk({"content": word}) for word in "ab"), done=True)
+    more = sse(chunk({"content": "c"}))
+    decoder = svir.Decoder(accept="done-without-finish")
+    events = [
+        event for part in ([data, more] if cut else [data + more]) for event in decoder.feed(part)
+    ]
+    assert [event.type for event in events] == ["text", "text", "completed"]
+
+
+def test_an_iterator_that_is_left_half_read_keeps_the_order() -> None:
+    both = chunk({"reasoning_content": "r", "content": "t"})
+    data = sse(
+        *(chunk({"content": word}) for word in "ab"),
+        both,
+        chunk({"content": "c"}),
+        STOP,
+        done=True,
+    )
+    decoder = svir.Decoder()
+    events, event = [], next(decoder.feed(data), None)
+    while event is not None:
+        events.append(getattr(event, "text", event.type))
+        event = next(decoder.feed(b""), None)
+    assert events == ["a", "b", "r", "t", "c", "completed"]
+
+
+@pytest.mark.parametrize("first", [1, 1.0, "no", False, None])
+def test_a_verdict_that_equals_the_last_one_is_read(first: Any) -> None:
+    """1 == True in Python; only true blocks."""
+
+    def of(filtered: Any, created: int) -> dict[str, Any]:
+        piece = chunk({"content": "a"})
+        piece["created"] = created
+        piece["choices"][0]["content_filter_results"] = {"hate": {"filtered": filtered}}
+        return piece
+
+    chunks = [of(first, 1), of(first, 2), of(True, 3), STOP]
+    assert completion(*chunks).finish_reason == "content_filter"
+
+
+def test_an_index_that_equals_0_is_read() -> None:
+    odd = chunk({"content": "a"})
+    odd["created"], odd["choices"][0]["index"] = 2, False
+    assert isinstance(
+        failure(chunk({"content": "a"}), chunk({"content": "b"}), odd), svir.ProtocolError
+    )
+
+
+@pytest.mark.parametrize("retry", [b"", b"retry: 1\n"])
+def test_a_field_that_every_chunk_repeats_is_counted_once(retry: bytes) -> None:
+    words = [
+        json.dumps({**chunk({"content": "a"}), "tier": "default"}).encode() for _ in range(40)
+    ]
+    data = b"".join(retry + b"data: " + word + b"\n\n" for word in words)
+    decoder = svir.Decoder(limits=svir.Limits(event_bytes=400))
+    assert len(list(decoder.feed(data))) == 40

@@ -601,7 +601,7 @@ def test_a_peer_that_only_closes_its_side(client: svir.Client) -> None:
             client.complete(REQUEST)
         assert caught.value.partial is not None
         assert caught.value.partial.text == "a"
-        with pytest.raises(svir.Disconnected, match="before the end of an answer's headers"):
+        with pytest.raises(svir.Disconnected, match="before (it answered|the end of an answer's headers)"):
             client.complete(REQUEST)
 
 
@@ -1284,7 +1284,7 @@ def refused(url: str, **settings: Any) -> svir.Error:
     error = failure(ask(url, **settings))
     assert type(error) is svir.ConnectError
     assert error.unsent
-    said_no = re.search("proxy answered 4", str(error)) is not None
+    said_no = re.search("proxy answered 4|certificate of", str(error)) is not None
     assert error.retryable is not said_no
     return error
 

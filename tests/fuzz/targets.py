@@ -261,6 +261,9 @@ class FakeSocket:
     def __init__(self, pieces: list[bytes], broken: bool) -> None:
         self.pieces, self.broken = [piece for piece in pieces if piece], broken
 
+    def gettimeout(self) -> float | None:
+        return None
+
     def settimeout(self, seconds: float | None) -> None:
         pass
 
