@@ -402,6 +402,18 @@ def _flat(steps: Iterable[Any]) -> Iterator[bytes | float | threading.Event | Fa
             yield from _flat(step)  # raises TypeError for what is no step at all
 
 
+def _scripted_reply(steps: tuple[Step, ...], options: dict[str, Any]) -> Reply:
+    """A Reply, unless it would send bare text as an event stream: an answer was meant."""
+    reply = Reply(*steps, **options)
+    texts = [step for step in steps if isinstance(step, str)]
+    sent = [step for step in steps if not isinstance(step, (int, float, threading.Event, Fault))]
+    chosen = options.get("content_type") or "content-type" in reply.headers or reply.raw
+    if texts and texts == sent and reply.content_type == "text/event-stream" and not chosen:
+        shown = json.dumps([text[:40] for text in texts[:3]], ensure_ascii=False)[1:-1]
+        raise TypeError(f"a str is not an answer: text_answer({shown})")
+    return reply
+
+
 # -- The server -----------------------------------------------------------------------------------
 
 
@@ -438,14 +450,17 @@ class MockServer:
         self._closing = threading.Event()
 
     def reply(self, *steps: Step, **options: Any) -> None:
-        """Queue one answer; steps and options are those of `Reply`."""
-        reply = Reply(*steps, **options)
+        """Queue one answer; steps and options are those of `Reply`.
+
+        Raises TypeError for bare text as an event stream, which nobody could read.
+        """
+        reply = _scripted_reply(steps, options)
         with self._changed:
             self._queue.append(reply)
 
     def default(self, *steps: Step, **options: Any) -> None:
-        """Set the answer to every request that no queued reply is left for."""
-        self._default = Reply(*steps, **options)
+        """Set the answer to every request that no queued reply is left for; else as `reply`."""
+        self._default = _scripted_reply(steps, options)
 
     def model_list(self, models: Iterable[str | dict[str, Any]]) -> None:
         """Set the models listed, each an id or the whole object."""

@@ -806,7 +806,13 @@ CHUNK = {"choices": [{"index": 0, "delta": {"role": "assistant", "content": "a"}
 STREAMS: dict[str, tuple[Reply, list[str], str]] = {
     "no [DONE]": (
         Reply(HELLO[:-1]),
-        ["ends without [DONE]", "quirk end-without-done", "dialects.PERPLEXITY"],
+        [
+            'bad  strict refuses it; accept={"end-without-done"} reads it',
+            "takes the finish reason for the end, without [DONE]",
+            "Known to need it: dialects.IK_LLAMA_CPP, dialects.PERPLEXITY, dialects.TGI\n",
+            "ends without [DONE]",
+            "quirk end-without-done",
+        ],
         'accept={"end-without-done"}',
     ),
     "no finish": (
@@ -826,7 +832,7 @@ STREAMS: dict[str, tuple[Reply, list[str], str]] = {
     ),
     "not JSON": (
         Reply(text_answer("a", b"data: {x\n\n", "b")),
-        ["only strict=False reads it", "quirk unparseable-data", "--lenient"],
+        ["strict refuses it; strict=False reads it", "quirk unparseable-data", "--lenient"],
         "strict=False",
     ),
     "as usual": (Reply(HELLO), ["strict reads it", "usage in a chunk of its own"], ""),
@@ -855,12 +861,20 @@ def test_what_a_stream_needs(name: str, server: MockServer, here: Any) -> None:
     # With what it names, the check and `svir ask` are content; so is the client.
     flags = re.findall(r"--accept [a-z-]+|--lenient", lines_of(done, "change"))
     given = " ".join(flags).split()
-    assert here("check", server.url, *given).code == 0
+    again = here("check", server.url, *given)
+    assert again.code == 0
+    assert "refuses" not in again.out
+    assert client in lines_of(again, "client")
     assert here("ask", "hi", "--base-url", server.url, *given).code == 0
     names = {word for word in given if not word.startswith("--")}
     made = svir.Client(server.url, accept=names, strict="--lenient" not in given)
     assert made.complete(svir.Request("m", "hi")).finish_reason == "stop"
     made.close()
+
+
+def test_every_name_of_accept_is_explained() -> None:
+    assert set(wire.TAKES) == svir.ACCEPT
+    assert wire.dialects_with(svir.ACCEPT) == []
 
 
 def test_every_known_quirk_is_explained() -> None:
@@ -910,6 +924,12 @@ def test_a_wrong_path_is_found_out(
     assert steps(done)["reading"] == "ok"
     wanted = client if '"' in client else client + '"'
     assert f'svir.Client("{server.url}{wanted})' in lines_of(done, "client")
+    if code:  # the same form in both
+        place = wanted.partition('"')[0]
+        assert re.search(
+            rf"the base URL is {server.url}{place}(, with exact_url=True \(here --exact-url\))?\n",
+            lines_of(done, "change") + "\n",
+        )
     assert ("the base URL is" in done.out) is (code != 0 or "chat" in given or "models" in given)
 
 
@@ -1063,10 +1083,12 @@ def test_the_key(server: MockServer, here: Any) -> None:
     assert "from K: rejected with 401" in lines_of(done, "key")
     assert KEY not in done.out
     assert "the key from K" in lines_of(done, "change")
+    assert "--key-file or --key-env, in a program api_key=" in lines_of(done, "change")
     done = here("check", server.url, OPENAI_API_KEY="sk-other")
     assert done.code == 3
     assert "none was sent, and the server asks" in lines_of(done, "key")
     assert "OPENAI_API_KEY is set, but for" in lines_of(done, "change")
+    assert "--key-file or --key-env, in a program api_key=" in lines_of(done, "change")
     # llama.cpp lists its models to everybody.
     server.on_request = guarded("who?", list_too=False)
     done = here("check", server.url)
@@ -1087,7 +1109,7 @@ def test_plain_http_to_another_machine(here: Any, server: MockServer, monkeypatc
     done = here("check", server.url, "--key-env", "K", K=KEY)
     assert done.code == 2
     assert steps(done)["url"] == "bad"
-    assert "allow_http" in done.out
+    assert "allow_http=True (here --allow-http) permits it" in lines_of(done, "change")
     assert all("authorization" not in request.headers for request in server.requests)
     done = here("check", server.url, "--key-env", "K", "--allow-http", K=KEY)
     assert done.code == 0
@@ -1098,6 +1120,9 @@ def test_models_that_are_not_there(server: MockServer, here: Any) -> None:
     assert "qwen3-4b is asked" in here("check", server.url).out
     done = here("check", server.url, "--model", "qwen3")
     assert "qwen3 is not among them; near it: qwen3-4b" in lines_of(done, "models")
+    assert "qwen3 is not among the listed models; near it: qwen3-4b" in lines_of(done, "change")
+    done = here("check", server.url, "--model", "nonsense")
+    assert "nonsense is not among the listed models\n" in lines_of(done, "change") + "\n"
     server.model_list([])
     done = here("check", server.url)
     assert done.code == 3
@@ -1131,6 +1156,73 @@ def test_an_answer_that_fails(name: str, server: MockServer, here: Any) -> None:
     assert done.code == code
     assert said in done.out
     assert KEY not in done.out
+    assert not lines_of(done, "client")  # nothing reads it: no client to name
+
+
+PAGE = f"<!doctype html><html><head><title id=a>\nRouter &amp;\n login {KEY}</title></head></html>"
+# What a browser is given at both places: the answer, the lines of the steps.
+PAGES: dict[str, tuple[Reply, str]] = {
+    "a title": (
+        Reply(PAGE, content_type="Text/HTML; charset=utf-8"),
+        "its title: Router & login [withheld]\n",
+    ),
+    "no title": (Reply("<p>hi", content_type="text/html"), ""),
+    "a title with the key late": (
+        Reply(f"<title>{'x' * 90} {KEY}</title>", content_type="text/html"), " [withheld]\n",
+    ),
+    "an endless title": (Reply("<title>" * 20000, content_type="text/html"), ""),
+    "an empty title": (Reply("<title> </title>", content_type="text/html"), ""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize("more", [(), ("--model", "m")])
+def test_a_web_page(name: str, more: tuple[str, ...], server: MockServer, here: Any) -> None:
+    reply, title = PAGES[name]
+    server.on_request = lambda request: reply
+    done = here("check", server.url, "--key-env", "K", *more, K=KEY)
+    assert done.code == 3
+    kind = reply.content_type.partition(";")[0]
+    assert f"200, {kind}, and not a list of models" in lines_of(done, "http")
+    assert title in lines_of(done, "http") + "\n"
+    assert ("title" in done.out) is bool(title)
+    (change,) = re.findall(r"(?m)^change .*", done.out)
+    assert "a web page answered, not a model server" in change
+    assert not re.search(r"(?m)^ +2\.  ", done.out)
+    assert not lines_of(done, "client")
+    assert "cut off" not in done.out
+    assert "Report it" not in done.out
+    assert KEY not in done.out
+    assert ("a web page, and not an answer" in lines_of(done, "stream")) is bool(more)
+    report = json.loads(here("check", server.url, "--json", *more).out)
+    assert report["client"] is None
+
+
+# An answer that is no list, what is said of it, and a part of what to change.
+NO_LISTS = [
+    (Reply({"status": "ok"}), "200, application/json, and not a list of models", "--model"),
+    (Reply(b"x", headers={"content-type": None}), "200, no content type, and not", "--model"),
+    (Reply(b"{", CUT), "200, the list of models was cut short", "did not come to its end"),
+]
+
+
+@pytest.mark.parametrize(("reply", "said", "change"), NO_LISTS)
+def test_what_is_no_list(
+    reply: Reply, said: str, change: str, server: MockServer, here: Any
+) -> None:
+    server.on_request = lambda request: reply
+    done = here("check", server.url)
+    assert done.code == 3
+    assert said in lines_of(done, "http")
+    assert change in lines_of(done, "change")
+    assert "web page" not in done.out
+
+
+def test_an_event_stream_that_says_it_is_html(server: MockServer, here: Any) -> None:
+    server.default(HELLO, content_type="text/html")
+    done = here("check", server.url)
+    assert 'accept={"any-content-type"}' in lines_of(done, "client")
+    assert "web page" not in done.out
 
 
 def test_a_report_holds_no_secret(
@@ -1234,6 +1326,9 @@ def example(name: str, tls: Any) -> Iterator[tuple[str, list[str]]]:
             given = ["/api/chat"]
         elif name == "The key is missing":
             server.on_request = guarded("Invalid API Key", list_too=False)
+        elif name == "A web page answers":
+            page = Reply("<title>Router login</title>", content_type="text/html")
+            server.on_request = lambda request: page
         else:
             assert secure or name == "All is well"
         yield server.url, given
@@ -1254,7 +1349,7 @@ EXAMPLES = re.findall(
 
 
 def test_the_page_has_examples() -> None:
-    assert len(EXAMPLES) == 6
+    assert len(EXAMPLES) == 7
 
 
 @pytest.mark.parametrize(("name", "url", "shown"), EXAMPLES, ids=[each[0] for each in EXAMPLES])

@@ -485,6 +485,23 @@ def test_a_step_has_to_be_one() -> None:
         MockServer().reply(b"x", statsu=200)
 
 
+@pytest.mark.parametrize("name", ["reply", "default"])
+def test_text_is_not_an_answer(name: str) -> None:
+    server = MockServer()
+    script = getattr(server, name)
+    with pytest.raises(TypeError, match=r'^a str is not an answer: text_answer\("Hello"\)$'):
+        script("Hello")
+    with pytest.raises(TypeError, match=r'text_answer\("Hel", "lo"\)$'):
+        script("Hel", 0.5, "lo", CUT)
+    assert server.pending == 0
+    # Beside bytes, and as the body of something else, text is meant so.
+    script(b"data: ", "x\n\n")
+    script("no such page", status=404)
+    script("<html>", content_type="text/html")
+    script("<html>", headers={"Content-Type": "text/html"})
+    script("HTTP/1.1 200 OK\r\n\r\n", raw=True)
+
+
 # -- TLS and UNIX sockets -------------------------------------------------------------------------
 
 

@@ -21,6 +21,10 @@ QUESTION = "Answer with one word: ready"
 MOST_TOKENS = 256
 SHOWN = 4000  # bytes of the answer that a report holds
 PATIENCE = 5.0  # seconds for a connection that is only looked at
+A_PAGE = (
+    "a web page answered, not a model server: is it the right host and port? A proxy or a login"
+    " page may stand in between"
+)
 
 # Endings of a path that belong to other APIs, and whose they are.
 OTHER_APIS = (
@@ -59,21 +63,35 @@ class _Stop(Exception):
 
 
 class _Watched:
-    """A backend that keeps the status and the headers of the last answer."""
+    """A backend that keeps status, headers and the beginning of the last answer."""
 
     def __init__(self, backend: svir.Backend) -> None:
         self._backend = backend
         self.status: int | None = None
         self.headers: Mapping[str, str] = {}
+        self.body = bytearray()
 
     def send(self, request: svir.HttpRequest) -> svir.HttpResponse:
-        self.status, self.headers = None, {}
+        self.status, self.headers, self.body = None, {}, bytearray()
         response = self._backend.send(request)
         self.status, self.headers = response.status, response.headers
-        return response
+        return _Kept(response, self.body)
 
     def close(self) -> None:
         getattr(self._backend, "close", lambda: None)()
+
+
+class _Kept:
+    """An answer whose beginning is kept as it is read."""
+
+    def __init__(self, response: svir.HttpResponse, body: bytearray) -> None:
+        self._response, self._body = response, body
+        self.status, self.headers, self.close = response.status, response.headers, response.close
+
+    def read(self, size: int, timeout: float | None) -> bytes:
+        data = self._response.read(size, timeout)
+        self._body += data[: max(0, wire.PAGE - len(self._body))]
+        return data
 
 
 class Check:
@@ -92,6 +110,7 @@ class Check:
         self.models: list[svir.Model] = []
         self.list_status: int | None = None
         self.data: str | None = None
+        self.readable = False  # whether any settings read the answer to its end
         self.fitting: dict[str, str] = {}  # arguments of svir.Client, as they are written
 
     # What is found
@@ -137,7 +156,7 @@ class Check:
             self.base_url = self._base_url(given)
         except svir.ConfigError as error:
             self.step("url", "bad", str(error))
-            self.change(str(error))
+            self.change(_with_flags(str(error)))
             if "allow_http" not in str(error):
                 self.stop(WRONG_USE)
             self.fail(WRONG_USE)
@@ -150,10 +169,11 @@ class Check:
         other = self._other_api()
         if other:
             path, whose, base = other
+            base = self._base_url(base)  # as the client at the end has it
             self.step("url", "bad", used, f"{path} is {whose}; this goes on with {base}")
             self.change(f"the base URL is {base}")
             self.fail(WRONG_USE)
-            self.base_url = self._base_url(base)
+            self.base_url = base
             return
         pasted = re.search(r"/(chat/completions|models)/*\Z", given)
         more = f"the URL of an endpoint: the base URL is {self.base_url}" if pasted else ""
@@ -284,7 +304,7 @@ class Check:
         found, now = seen.certificate, datetime.now(timezone.utc)
         if found is None and self.given.proxy is not None:
             why = (
-                "asks for a password: --proxy-env"
+                "asks for a password: --proxy-env, in a program proxy="
                 if " 407 " in said
                 else "does not let this through"
             )
@@ -312,7 +332,8 @@ class Check:
     def _judge_http(self, watched: _Watched, error: svir.Error | None) -> None:
         shown = f"GET {self.base_url}/models"
         server = watched.headers.get("server")
-        answer = f"{shown}: {watched.status}" + (f", from {server}" if server else "")
+        by = f", from {server}" if server else ""
+        answer = f"{shown}: {watched.status}{by}"
         data = {"status": watched.status, "server": server}
         if error is None:
             self.step("http", "ok", answer, **data)
@@ -320,6 +341,9 @@ class Check:
             return
         said = [] if not error.server_message else [f"it says: {error.server_message}"]
         why = f"{shown}: {error.args[0]}" if watched.status is None else answer
+        if watched.status is not None and 200 <= watched.status < 300:
+            why, page = _no_list(f"{shown}: {watched.status}", watched, error)
+            why, said = why + by, [*page, *said]
         if error.kind == "unauthorized":
             self.step("http", "ok", why, *said, **data)
             return
@@ -352,6 +376,10 @@ class Check:
             )
         elif error.retryable:
             self.change("the server failed or is busy: look at its log, and try again")
+        elif isinstance(error, svir.Truncated):
+            self.change(_why_not(error))
+        elif watched.status == 200 and wire.is_page(watched.headers):
+            self.change(A_PAGE)
         else:
             self.change(
                 "the server lists no models at this base URL: is it the right one? If it has no"
@@ -376,7 +404,8 @@ class Check:
                 continue
             with svir.Client(base, **{**known, "exact_url": False}) as client:
                 exact = client.base_url != base
-            self.change(f"the base URL is {base}" + (", with exact_url=True" if exact else ""))
+            with_exact = _with_flags(", with exact_url=True") if exact else ""
+            self.change(f"the base URL is {base}{with_exact}")
             self.fail(NO_ANSWER)
             self.base_url = base
             if exact:
@@ -425,6 +454,7 @@ class Check:
             near = difflib.get_close_matches(model, names, 3, 0.4)
             hint = f"; near it: {', '.join(near)}" if near else ""
             self.step("models", "note", found, f"{model} is not among them{hint}", models=names)
+            self.change(f"{model} is not among the listed models{hint}")
         return model
 
     def check_stream(self, model: str, folder: str) -> None:
@@ -471,11 +501,15 @@ class Check:
         if sent:
             self.step("key", "bad", f"from {self.given.key_from}: rejected with {status}", said)
             self.change(
-                f"the key from {self.given.key_from} is not the server's, or may not do this"
+                f"the key from {self.given.key_from} is not the server's, or may not do this:"
+                " give another with --key-file or --key-env, in a program api_key="
             )
         else:
             self.step("key", "bad", f"none was sent, and the server asks for one ({status})", said)
-            self.change(f"give the key: --key-file or --key-env ({self.given.key_note})")
+            self.change(
+                "give the key: --key-file or --key-env, in a program api_key="
+                f" ({self.given.key_note})"
+            )
 
     def _judge_stream(
         self, recording: Any, completion: svir.Completion | None, error: svir.Error | None
@@ -494,7 +528,9 @@ class Check:
             f"{answers.count(told['chunks'], 'chunk')}, {told['bytes']} bytes;"
             f" {answers.measured(answer)}",
         ]
-        if error is not None:
+        if told["web_page"]:
+            lines[1:] = _page_lines(wire.start(recording))  # no token is to be looked for
+        elif error is not None:
             lines.append(str(error.args[0]))
             lines += [f"the server says: {error.server_message}"] if error.server_message else []
         more = _timing(answer)
@@ -531,7 +567,9 @@ class Check:
         )
         end = reading.decoded.completion or reading.decoded.error
         quirks = list(() if end is None else end.quirks)
-        lines = [_how(reading), *wire.sentences(told)]
+        state = "ok" if asked.completion is not None else "bad"
+        lines = [_how(reading, refused=state == "bad")]
+        lines += [] if told["web_page"] else wire.sentences(told)
         lines += [
             f"quirk {name}: {wire.QUIRKS.get(name, 'see docs/decoding.md')}" for name in quirks
         ]
@@ -539,26 +577,20 @@ class Check:
             lines.append("it refused an optional field at first; svir left that out")
         plain = reading.strict and not reading.accept and reading.decoded.completion is not None
         data = {"strict": plain, "accept": sorted(reading.accept), "quirks": quirks}
-        state = "ok" if asked.completion is not None else "bad"
         self.step("reading", state, *lines, lenient=not reading.strict, **data)
         if asked.completion is None:
             self.fail(BROKEN if asked.error is None else answers.exit_code(None, asked.error))
-        self._mend_reading(reading)
+        self.readable = reading.decoded.completion is not None
+        if self.readable:
+            self._mend_reading(reading)
+        else:
+            self.change(A_PAGE if told["web_page"] else _why_not(reading.decoded.error))
 
     def _mend_reading(self, reading: wire.Reading) -> None:
-        if reading.decoded.completion is None:
-            self.change(_why_not(reading.decoded.error))
-            return
         if reading.accept:
-            names = ", ".join(f'"{name}"' for name in sorted(reading.accept))
-            self.fitting["accept"] = f"{{{names}}}"
-            known = wire.dialect(reading.accept)
+            self.fitting["accept"] = _as_set(reading.accept)
             if not reading.accept <= self.options["accept"]:
-                flags = " ".join(f"--accept {name}" for name in sorted(reading.accept))
-                self.change(
-                    f"accept={{{names}}} reads it (here {flags})"
-                    + (f", as {known}" if known else "")
-                )
+                self.change(_what_accept_takes(reading.accept))
         if not reading.strict:
             self.fitting["strict"] = "False"
             if self.options["strict"]:
@@ -597,15 +629,13 @@ class Check:
     def conclude(self) -> None:
         for number, text in enumerate(self.changes, 1):
             self.screen.line(f"{'change' if number == 1 else '':<8} {number}.   {text}")
-        answered = any(each["step"] == "reading" for each in self.steps)
-        if answered:
+        if self.readable:
             self.screen.line(f"{'client':<8} {'':<4} {self.client_code()}")
         if not self.changes and self.code == WHOLE:
             self.screen.line(f"{'change':<8} {'-':<4} nothing")
 
     def report(self) -> dict[str, Any]:
         """All of it, for a bug report: no key, no password, no query, no header's value."""
-        answered = any(each["step"] == "reading" for each in self.steps)
         whole: dict[str, Any] = {
             "svir": svir.__version__,
             "python": platform.python_version(),
@@ -614,7 +644,7 @@ class Check:
             "exit_code": self.code,
             "steps": self.steps,
             "change": self.changes,
-            "client": self.client_code() if answered else None,
+            "client": self.client_code() if self.readable else None,
             "answer": self.data,
         }
         return {name: _hidden(value, self.given) for name, value in whole.items()}
@@ -679,6 +709,20 @@ def _why_not(error: svir.Error | None) -> str:
     return f"no setting of svir reads this answer: {_words(error)}. Report it, with --json"
 
 
+def _no_list(head: str, watched: _Watched, error: svir.Error) -> tuple[str, list[str]]:
+    """Why an answer with a 2xx is no list of models, and what the page is."""
+    if not isinstance(error, svir.ProtocolError):  # cut, too slow, too long
+        return f"{head}, {error.args[0]}", []
+    kind = watched.headers.get("content-type", "").partition(";")[0].strip() or "no content type"
+    lines = _page_lines(bytes(watched.body))[1:] if wire.is_page(watched.headers) else []
+    return f"{head}, {kind}, and not a list of models", lines
+
+
+def _page_lines(body: bytes) -> list[str]:
+    title = wire.title(body)
+    return ["a web page, and not an answer", *([f"its title: {title}"] if title else [])]
+
+
 def _start(recording: Any) -> str:
     """How the answer begins, as it came; secrets are stars there already."""
     return b"".join(data for _, data in recording.pieces)[:SHOWN].decode(
@@ -686,14 +730,35 @@ def _start(recording: Any) -> str:
     )
 
 
-def _how(reading: wire.Reading) -> str:
+def _how(reading: wire.Reading, *, refused: bool) -> str:
+    """`refused`: the settings that were given do not read it."""
     if reading.decoded.completion is None:
         return f"no setting reads it: {_words(reading.decoded.error)}"
     if reading.strict and not reading.accept:
         return "strict reads it"
-    names = ", ".join(sorted(reading.accept))
-    with_names = f" with accept={names}" if names else ""
-    return f"{'strict' if reading.strict else 'only strict=False'} reads it{with_names}"
+    needed = [] if reading.strict else ["strict=False"]
+    needed += [f"accept={_as_set(reading.accept)}"] if reading.accept else []
+    return f"{'strict refuses it; ' if refused else ''}{' with '.join(needed)} reads it"
+
+
+def _as_set(names: frozenset[str]) -> str:
+    """As Python writes it, in order."""
+    return "{" + ", ".join(f'"{name}"' for name in sorted(names)) + "}"
+
+
+def _what_accept_takes(names: frozenset[str]) -> str:
+    flags = " ".join(f"--accept {name}" for name in sorted(names))
+    takes = "; ".join(wire.TAKES[name] for name in sorted(names))
+    known = wire.dialects_with(names)
+    more = f". Known to need it: {', '.join(known)}" if known else ""
+    return f"accept={_as_set(names)} (here {flags}) takes {takes}{more}"
+
+
+def _with_flags(text: str) -> str:
+    """svir's words name the program's argument; the command's flag beside it."""
+    for argument, flag in (("allow_http=True", "--allow-http"), ("exact_url=True", "--exact-url")):
+        text = text.replace(argument, f"{argument} (here {flag})")
+    return text
 
 
 def _hidden(value: Any, place: options.Server) -> Any:

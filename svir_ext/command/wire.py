@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import html
 import itertools
 import json
 import re
 import zlib
-from typing import TYPE_CHECKING, Any, Iterator, NamedTuple
+from typing import TYPE_CHECKING, Any, Iterator, Mapping, NamedTuple
 
 import svir
 
@@ -57,6 +58,17 @@ QUIRKS = {
     "not-streamed": "the whole answer at once, not streamed",
 }
 
+# What each name of `accept=` makes svir do (docs/decoding.md).
+TAKES = {
+    "any-choice-index": "a single choice of any index for the answer",
+    "any-content-type": "any content type for an event stream, also none",
+    "changing-id": "chunks of another id or model for the same answer",
+    "done-without-finish": "[DONE] for the end, without a finish reason",
+    "end-without-done": "the finish reason for the end, without [DONE]",
+}
+
+PAGE = 65536  # bytes of a web page in which its title is looked for
+
 # -- How it has to be read ------------------------------------------------------------------------
 
 
@@ -91,12 +103,38 @@ def _subsets(names: list[str]) -> Iterator[tuple[str, ...]]:
         yield from itertools.combinations(names, size)
 
 
-def dialect(names: frozenset[str]) -> str:
-    """The dialects that are exactly these names, "dialects.TGI"."""
+def dialects_with(names: frozenset[str]) -> list[str]:
+    """The dialects that have all these names, as "dialects.TGI"."""
     from svir_ext import dialects
 
-    same = [name for name in dialects.__all__ if getattr(dialects, name) == names]
-    return " or ".join(f"dialects.{name}" for name in same)
+    having = [name for name in dialects.__all__ if getattr(dialects, name) >= names]
+    return [f"dialects.{name}" for name in having]
+
+
+# -- Web pages ------------------------------------------------------------------------------------
+
+
+def is_page(headers: Mapping[str, str]) -> bool:
+    """Whether the content type is that of a web page."""
+    return headers.get("content-type", "").partition(";")[0].strip().lower() in (
+        "text/html",
+        "application/xhtml+xml",
+    )
+
+
+def start(recording: Recording) -> bytes:
+    """The first bytes of a recorded body, decompressed."""
+    return _plain(recording)[:PAGE]
+
+
+def title(page: bytes) -> str:
+    """The title of a web page on one line, "" when it has none, or one of over 1,000 bytes.
+
+    It is not cut: part of a key in it would no longer be known for one.
+    """
+    found = re.search(rb"(?is)<title[^>]{0,200}>(.{0,1000}?)</title", page[:PAGE])
+    words = "" if found is None else html.unescape(found.group(1).decode("utf-8", "replace"))
+    return " ".join(words.split())
 
 
 # -- What it shows --------------------------------------------------------------------------------
@@ -113,6 +151,7 @@ def facts(recording: Recording) -> dict[str, Any]:
     return {
         "status": recording.status,
         "content_type": headers.get("content-type"),
+        "web_page": is_page(headers) and not chunks,
         "framing": _framing(headers),
         "encoding": headers.get("content-encoding"),
         "server": headers.get("server"),
