@@ -430,6 +430,42 @@ def peak_of(call: Callable[[], object]) -> tuple[int, svir.Error]:
         tracemalloc.stop()
 
 
+# A delta with the next word of a long text, and where that text is in the completion.
+LONG_TEXTS: dict[str, tuple[Callable[[str], Any], Callable[[svir.Completion], str]]] = {
+    "content": (lambda word: {"content": word}, lambda done: done.text),
+    "reasoning": (lambda word: {"reasoning_content": word}, lambda done: done.reasoning[0].text),
+    "arguments": (
+        lambda word: {"tool_calls": [{"index": 0, "function": {"arguments": word}}]},
+        lambda done: done.partial_tool_calls[0].arguments,
+    ),
+}
+
+
+@needs_tracemalloc
+@pytest.mark.parametrize("name", LONG_TEXTS)
+def test_a_long_answer_is_held_in_about_its_own_size(name: str) -> None:
+    """Not in ten times that: a small string takes 50 bytes more than its characters."""
+    delta, text_of = LONG_TEXTS[name]
+    words = [f"{number:05d}" for number in range(1000)]
+    block = b"".join(each(delta(word), 1) for word in words)
+    decoder = svir.Decoder()
+    list(decoder.feed(each({"tool_calls": KEYED}, 1) if name == "arguments" else b""))
+    done: Any = None
+    tracemalloc.start()
+    try:
+        for _ in range(200):
+            for _event in decoder.feed(block):
+                pass
+        for event in decoder.feed(sse(chunk(finish="length"))):
+            done = event
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    text = "".join(words) * 200
+    assert text_of(done.completion) == text
+    assert peak < 3 * len(text), f"{peak / len(text):.2f} times"
+
+
 HEADS = {
     "headers of one name": b"a: b\r\n",
     "a header line": b"x" * 999,

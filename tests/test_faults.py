@@ -25,6 +25,7 @@ from typing import Any, Callable, Iterator, NamedTuple
 import pytest
 
 import svir
+from fuzz.targets import FakeBackend
 from harness import REQUEST, receive, single_bytes
 from loopback import (
     Peer,
@@ -70,6 +71,8 @@ CHUNKED = UP_TO_DONE + b"0\r\n\r\n"
 SIZED = HEAD + b"Content-Length: %d\r\n\r\n" % len(BODY)
 LENGTH = SIZED + BODY
 OPEN = HEAD + b"Connection: close\r\n\r\n"  # to the end of the connection
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+HINTS = b"HTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\n"
 
 
 def squeezed() -> bytes:
@@ -447,6 +450,31 @@ def test_a_server_that_drips(route: str, tls: Any) -> None:
             assert reader.value == ("ab", None), name
 
 
+# -- Heads in pieces ------------------------------------------------------------------------------
+
+FIELDS = b"".join(b"X-%d: 1\r\n" % number for number in range(98))
+HEADS = {  # with what comes of them: a text, or a kind of error
+    "100-headers": (HEAD + FIELDS + b"Transfer-Encoding: chunked\r\n\r\n", "ab"),
+    "101-headers": (HEAD + FIELDS + b"X: 1\r\nTransfer-Encoding: chunked\r\n\r\n", "protocol"),
+    "a-value-on-the-next-line": (HEAD + b"Transfer-Encoding:\r\n chunked\r\n\r\n", "ab"),
+    "a-value-after-two-lines": (HEAD + b"Transfer-Encoding:\r\n \r\n\tchunked\r\n\r\n", "ab"),
+}
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_a_head_is_the_same_however_it_is_cut(name: str) -> None:
+    """In the last line, before the blank line, and inside it."""
+    head, expected = HEADS[name]
+    for cut in range(len(head) - 30, len(head) + 1):
+        backend = FakeBackend([head[:cut], head[cut:] + CHUNKED[len(CODED) :]], False)
+        with svir.Client("http://localhost", backend=backend) as client:
+            try:
+                got = client.complete(REQUEST).text
+            except svir.Error as error:
+                got = error.kind
+        assert got == expected, head[:cut]
+
+
 # -- No connection --------------------------------------------------------------------------------
 
 HELLO = b"\x16\x03\x03\x00\x7a\x02\x00\x00\x76\x03\x03"  # how a server's TLS begins
@@ -697,6 +725,36 @@ def test_a_refusal_by_a_server_that_never_reads(route: str, tls: Any) -> None:
         assert error.server_message == "too much of it"
 
 
+def take_body(conn: Any, left: int) -> None:
+    while left:
+        data = conn.recv(min(left, 65536))
+        assert data, f"{left} bytes of the request did not come"
+        left -= len(data)
+
+
+def test_a_1xx_over_tls_while_the_upload_stands_still(
+    tls: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is no answer, whole or half: the upload goes on."""
+    receive_really, seen = svir._receive, threading.Event()
+
+    def receive_and_tell(*args: Any) -> bytes:
+        data = receive_really(*args)
+        seen.set()
+        return data
+
+    def talk(conn: Any, number: int) -> None:
+        read_head(conn)
+        conn.sendall(CONTINUE + HINTS[:20])
+        assert seen.wait(10), "the client does not look for an answer while it cannot send"
+        take_body(conn, svir.encode(BIG.replace(include_usage=True)).length)
+        conn.sendall(HINTS[20:] + CHUNKED)
+
+    monkeypatch.setattr(svir, "_receive", receive_and_tell)
+    with Wire("tls", tls, talk, idle_timeout=SLOW) as wire:
+        assert wire.client.complete(BIG).text == "ab"
+
+
 # -- A connection that is used again --------------------------------------------------------------
 
 TIMED_OUT = b"HTTP/1.1 408 Request Timeout\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
@@ -731,7 +789,7 @@ STALE: dict[str, tuple[Callable[[Any], None], str | None, str]] = {
     "while-idle-with-notice": (notify, None, "ab"),
     "a-timeout-while-idle": (say(TIMED_OUT), None, "ab"),
     "an-answer-while-idle": (say(CHUNKED.replace(b'"a"', b'"z"')), None, "ab"),
-    "a-1xx-while-idle": (say(b"HTTP/1.1 100 Continue\r\n\r\n"), None, "ab"),
+    "a-1xx-while-idle": (say(CONTINUE), None, "ab"),
     "garbage-while-idle": (say(b"\0"), None, "ab"),
     "inside-the-request": (lambda conn: conn.recv(9) and None, "disconnected", ""),
     "on-the-request": (on_request(), "disconnected", ""),
@@ -869,6 +927,67 @@ def test_comments_without_end_after_done(tls: Any) -> None:
         started = time.monotonic()
         assert wire.client.complete(REQUEST).text == "ab"
         assert time.monotonic() - started < SLOW
+        check_works(wire)
+
+
+@pytest.mark.parametrize("route", ["plain", "tls"])
+def test_a_last_chunk_and_then_the_end_of_the_connection(
+    route: str, tls: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each comes a moment after what was before it: no request is lost in between."""
+    monkeypatch.setattr(svir._Pool, "MOMENT", LONG)  # the server's moments are shorter, always
+
+    def talk(conn: Any, number: int) -> None:
+        assert receive(conn) is not None
+        for part in (UP_TO_DONE, b"0\r\n\r\n"):
+            conn.sendall(part)
+            threading.Event().wait(0.02)
+
+    with Wire(route, tls, talk) as wire:
+        for connections in (1, 2, 3):
+            assert wire.client.complete(REQUEST).text == "ab"
+            assert wire.peer.connections == connections
+
+
+@pytest.mark.parametrize("route", ["plain", "tls"])
+def test_one_late_end_is_no_habit(route: str, tls: Any) -> None:
+    """The connection is not used again. Those after it are kept: none of them closed soon."""
+    second = threading.Event()
+
+    def talk(conn: Any, number: int) -> None:
+        if number == 1:
+            assert receive(conn) is not None
+            conn.sendall(UP_TO_DONE)
+            assert second.wait(10)
+            conn.sendall(b"0\r\n\r\n")
+            return
+        second.set()
+        while receive(conn) is not None:
+            conn.sendall(CHUNKED)
+
+    with Wire(route, tls, talk) as wire:
+        for connections in (1, 2, 2, 2):
+            assert wire.client.complete(REQUEST).text == "ab"
+            assert wire.peer.connections == connections
+
+
+def test_blanks_without_end_after_done(tls: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A close looks for the end among what is there, but not for as long as there is more."""
+
+    def talk(conn: Any, number: int) -> None:
+        assert receive(conn) is not None
+        conn.sendall(UP_TO_DONE + (b"fffffff\r\n" if number == 1 else b"0\r\n\r\n"))
+        until_the_end(conn)
+
+    blanks = itertools.repeat(b"\n" * 9999, 50)
+    with Wire("plain", tls, talk) as wire:
+        stream = wire.client.stream(REQUEST)
+        assert isinstance(list(itertools.islice(stream, 3))[-1], svir.Completed)
+        with monkeypatch.context() as patch:
+            patch.setattr(svir, "_receive", lambda *args: next(blanks))
+            stream.close()
+        left = len(list(blanks))
+        assert 0 < left < 50, "all were read, or none"
         check_works(wire)
 
 

@@ -37,6 +37,7 @@ from loopback import (
     until_the_end,
 )
 from phases import BIG, LINUX, OPEN_ANSWER, UNIX, Asked, ask_in, phases
+from svir_ext.layers import retry
 from svir_ext.testing import MockServer, text_answer
 
 SLOW = 5.0  # seconds more than a limit that a call may take, on a busy machine
@@ -601,7 +602,9 @@ def test_a_peer_that_only_closes_its_side(client: svir.Client) -> None:
             client.complete(REQUEST)
         assert caught.value.partial is not None
         assert caught.value.partial.text == "a"
-        with pytest.raises(svir.Disconnected, match="before (it answered|the end of an answer's headers)"):
+        with pytest.raises(
+            svir.Disconnected, match=r"before (it answered|the end of an answer's headers)"
+        ):
             client.complete(REQUEST)
 
 
@@ -1314,6 +1317,21 @@ def test_a_wrong_certificate(tls: Any, name: str, words: str) -> None:
         assert server.requests == []
 
 
+def test_a_refused_certificate_is_not_asked_again(tls: Any) -> None:
+    """It will be the same one."""
+    context = tls.server("expired")
+
+    def talk(conn: Any) -> None:
+        context.wrap_socket(conn, server_side=True).close()
+
+    layers = [retry(2, backoff=0)]
+    with Peer(talk) as peer, svir.Client(peer.tls_url, cafile=tls.cafile, layers=layers) as client:
+        _, error = timed(lambda: client.complete(REQUEST))
+    assert type(error) is svir.ConnectError
+    assert (error.retryable, error.unsent) == (False, True)
+    assert peer.connections == 1
+
+
 def test_a_ca_file_that_is_none(tmp_path: Path, secure: MockServer) -> None:
     with pytest.raises(svir.ConfigError, match="is not a file"):
         svir.Client("https://localhost", cafile=tmp_path / "missing.pem")
@@ -1417,24 +1435,38 @@ def test_a_plain_server_behind_an_https_url(server: MockServer) -> None:
 
 
 def test_an_https_server_behind_an_http_url(tls: Any) -> None:
-    """With luck it answers with an alert; some just hang up."""
+    """With luck it answers with an alert; some just hang up. All are told alike."""
     context = tls.server()
 
     def talk(conn: Any) -> None:
         context.wrap_socket(conn, server_side=True).close()
 
+    def hangs_up(conn: Any) -> None:
+        receive(conn)
+
+    def resets(conn: Any) -> None:
+        conn.recv(5)  # what is left unread makes its close a reset
+
     def alerts(conn: Any) -> None:
         receive(conn)
         conn.sendall(b"\x15\x03\x01\x00\x02\x02\x46")
 
-    with Peer(talk) as peer:
-        error = failure(ask(peer.url))
-    assert type(error) in (svir.ProtocolError, svir.Disconnected)
-    assert not error.unsent
+    with MockServer(tls=context) as server:
+        check_hint(server.url.replace("https:", "http:"), svir.Disconnected, svir.ProtocolError)
+    for act in (talk, hangs_up, resets):
+        with Peer(act) as peer:
+            kinds = (svir.ProtocolError,) if act is talk else ()  # it depends on its OpenSSL
+            check_hint(peer.url, svir.Disconnected, *kinds)
     with Peer(alerts) as peer:
-        error = failure(ask(peer.url))
-    assert type(error) is svir.ProtocolError
-    assert "is it an https server?" in str(error)
+        check_hint(peer.url, svir.ProtocolError)
+
+
+def check_hint(url: str, *kinds: type[svir.Error]) -> None:
+    error = failure(ask(url))
+    assert type(error) in kinds
+    assert not error.unsent
+    said = str(error).replace(f" (POST {url}/v1/chat/completions)", "")
+    assert said.endswith(": is it an https server?"), error
 
 
 # -- Proxies --------------------------------------------------------------------------------------
