@@ -2287,7 +2287,7 @@ class _Answer:
         elif before != "content_filter":  # a filter's block is the stronger statement (D35)
             raise ProtocolError(f"two finish reasons: {before} and {reason}")
 
-    def answers(self) -> None:
+    def refuse_after_finish(self) -> None:
         """Something of the answer comes: never after the finish (F5)."""
         if self.finish is not None:
             raise Unsupported("content after the finish reason")
@@ -2358,7 +2358,7 @@ class _Answer:
         return events
 
     def read_text(self, text: str) -> list[Event]:
-        self.answers()
+        self.refuse_after_finish()
         if self.has_refusal:
             raise ProtocolError("an answer and a refusal in one")
         self.has_content = True
@@ -2395,7 +2395,7 @@ class _Answer:
         if not isinstance(text, str):
             self.deviates("skipped-reasoning", ProtocolError, f"{source} is not text")
             return []
-        self.answers()
+        self.refuse_after_finish()
         text = self.pair(source, text)
         return [ReasoningDelta(text, source)] if text else []
 
@@ -2404,7 +2404,7 @@ class _Answer:
             return []
         if not isinstance(refusal, str):
             raise ProtocolError("refusal is not text")
-        self.answers()
+        self.refuse_after_finish()
         if self.has_content or self.calls:
             raise ProtocolError("an answer and a refusal in one")
         self.has_refusal = True
@@ -2434,7 +2434,7 @@ class _Answer:
             return []
         if not isinstance(pieces, list):
             raise ProtocolError("tool_calls is not a list")
-        self.answers()
+        self.refuse_after_finish()
         if self.has_refusal:
             raise ProtocolError("an answer and a refusal in one")
         return [self.read_call(piece, odd_text) for piece in pieces]
@@ -2693,8 +2693,9 @@ class _Frame:
         self.carrier = carrier  # "content", a reasoning key, or a call: what the string adds to
         self.path, self.key = path[:-1], path[-1]
         self.pattern: Any = None  # the chunk without its string; None where it cannot be told
-        # The text up to the string, its quote included; between two strings that change, where
-        # there are two; after the last; and from there to the string of the same event again.
+        # data: {..."content":"Hi"...}        head: up to the string, its quote included
+        # tail: from behind its other quote to the blank line; between: tail and head again
+        # middle: between two strings that change, where there are two
         self.head = self.middle = self.tail = self.between = ""
         self.is_first = True  # then: whether the string is the first of them
 
@@ -3896,7 +3897,7 @@ def _addresses(host: str, port: int) -> list[Any]:
 
 def _race(host: str, port: int, end: float | None, request: HttpRequest) -> socket.socket:
     """Connect to the address that answers first: the next one is tried 0.25 s after the last, or
-    when that failed, so a silent IPv6 route is not waited out (Q11)."""
+    when that failed, so a silent IPv6 route is not waited out (Q11). The last failure is told."""
     todo, failed, next_at = _addresses(host, port), "", 0.0
     request.check()  # a lookup cannot be interrupted, and may have taken long
     if end is not None and time.monotonic() >= end:
@@ -3947,6 +3948,9 @@ def _start_connect(info: Any, failed: str) -> tuple[socket.socket | None, str]:
     return sock, failed
 
 
+_READABLE, _WRITABLE = 1, 4  # as POLLIN and POLLOUT
+
+
 def _poll(
     socks: Sequence[socket.socket], read: bool, write: bool, seconds: float | None
 ) -> dict[int, int]:
@@ -3957,9 +3961,9 @@ def _poll(
             poll.register(sock, (select.POLLIN if read else 0) | (select.POLLOUT if write else 0))
         return dict(poll.poll(None if seconds is None else max(0, int(seconds * 1000 + 0.999))))
     ready = select.select(socks if read else [], socks if write else [], socks, seconds)
-    found = {sock.fileno(): 1 for sock in ready[0]}
+    found = {sock.fileno(): _READABLE for sock in ready[0]}
     for sock in (*ready[1], *ready[2]):
-        found[sock.fileno()] = found.get(sock.fileno(), 0) | 4
+        found[sock.fileno()] = found.get(sock.fileno(), 0) | _WRITABLE
     return found
 
 
@@ -4115,9 +4119,9 @@ class _Connection:
         end = _after(request.timeout)
         while view:
             ready = _poll([self.sock], True, True, _left(end)).get(self.sock.fileno(), 0)
-            if ready & 1 and self.is_answered():
+            if ready & _READABLE and self.is_answered():
                 return True
-            if ready & ~1:
+            if ready & ~_READABLE:  # it takes more, or has failed: sending tells
                 try:
                     view = view[self.sock.send(view) :]
                     end = _after(request.timeout)
@@ -5476,6 +5480,8 @@ class Client:
         control.check()
         if request.include_usage is None:
             request = request.replace(include_usage=self._include_usage)
+        # A refused optional field is left out, and the request sent again. When that fails for a
+        # reason of the moment, the first refusal is what is told.
         learned, refusal = self._learned, None
         with self._errors_say("POST", self._wire.path):
             while True:
@@ -5492,7 +5498,6 @@ class Client:
                 error = self._wire.error(exchange.status, exchange.headers, data)
                 more = self._wire.adapt(request, error, data, learned)
                 if more is None or more <= learned or control.expired() is not None:
-                    # A server that fails at the second try has still refused the first.
                     raise _again(refusal if refusal is not None and error.retryable else error)
                 learned, refusal = more, error
 

@@ -109,7 +109,7 @@ def main(url: str, model: str, root: str) -> None:
     for stream in (sys.stdin, sys.stdout):
         stream.reconfigure(errors="replace")  # type: ignore[union-attr]  # not every console has every letter
     folder = Folder(root)
-    key = svir.Secret.from_env("ASK_API_KEY") if "ASK_API_KEY" in os.environ else None
+    key = svir.Secret.from_env("ASK_API_KEY") if os.environ.get("ASK_API_KEY") else None
     with svir.Client(url, api_key=key) as client:
         try:
             chat(client, model, Tools(folder.list_files, folder.read_file, folder.write_file))

@@ -37,6 +37,10 @@ def main() -> int:
             stream_answer(server.url, server.model, options.question)
     except svir.Error as error:
         print(f"\n{error.kind}: {error}", file=sys.stderr)
+        if error.server_message:  # from outside: a terminal obeys escape sequences
+            words = error.server_message
+            words = "".join(c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in words)
+            print(words, file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("\nStopped.", file=sys.stderr)

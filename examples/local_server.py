@@ -1,4 +1,9 @@
-"""Find or start a model server on this machine, for the examples. No part of svir."""
+"""Find or start a model server on this machine, for the examples. No part of svir.
+
+    python3 examples/local_server.py
+
+prints the server's URL and model, and waits for Ctrl-C.
+"""
 
 from __future__ import annotations
 
@@ -176,9 +181,19 @@ def scripted() -> Iterator[Server]:
     words = re.findall(r"\S+\s*", answer)
     steps = [step for word in words for step in (0.05, word)]
     with MockServer() as server:
-        server.reply(text_answer(*steps, model="scripted", usage=(12, len(words))))
+        server.default(text_answer(*steps, model="scripted", usage=(12, len(words))))
         yield Server(server.url, "scripted")
 
 
 def say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
+
+
+def main() -> None:
+    with contextlib.suppress(KeyboardInterrupt), find_or_start(options(__doc__)) as server:
+        print(f"URL:   {server.url}\nmodel: {server.model}\nCtrl-C ends this.", flush=True)
+        threading.Event().wait()
+
+
+if __name__ == "__main__":
+    main()

@@ -11,6 +11,8 @@ import signal
 import sys
 import threading
 
+if len(sys.argv) != 3:
+    sys.exit(__doc__)
 packages, gguf = sys.argv[1:]
 sys.path.insert(0, packages)
 

@@ -136,8 +136,7 @@ def test_the_stop_button(addon: Any) -> None:
         press(addon, "SVIR_OT_stop")
         until(addon, lambda: addon.work is None)
         server.wait_until(lambda: server.open_connections == 0)
-    assert shown(addon)[0] == "Hel"
-    assert shown(addon)[1].startswith("not whole: the stream was closed")
+    assert shown(addon) == ["Hel", "stopped"]
 
 
 def test_a_cut_is_shown_as_a_cut(addon: Any) -> None:
@@ -148,6 +147,21 @@ def test_a_cut_is_shown_as_a_cut(addon: Any) -> None:
         until(addon, lambda: addon.work is None)
     assert shown(addon)[0] == "Hel"
     assert shown(addon)[1].startswith("not whole: ")
+
+
+def test_what_failed_is_shown(addon: Any) -> None:
+    with MockServer() as server:
+        addon.settings["url"] = server.url
+        server.reply({"error": {"message": "no such model"}}, status=404)
+        press(addon, "SVIR_OT_ask")
+        until(addon, lambda: addon.work is None)
+    assert "not whole" not in addon.state
+    assert "404" in addon.state
+    assert shown(addon)[-1] == "no such model"
+    addon.settings["url"] = "ftp://localhost"
+    with pytest.raises(RuntimeError, match="http://"):
+        press(addon, "SVIR_OT_ask")
+    assert shown(addon) == []
 
 
 def test_disabled_in_the_middle(addon: Any) -> None:

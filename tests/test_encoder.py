@@ -16,7 +16,7 @@ import threading
 from typing import Any, Callable
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 import svir
@@ -155,6 +155,7 @@ any_text = st.text(alphabet=st.sampled_from(KINDS) | st.characters(exclude_categ
 
 
 @given(any_text)
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @example(KINDS)
 def test_escaped_len(text: str) -> None:
     data = text.encode("utf-8")
@@ -162,6 +163,7 @@ def test_escaped_len(text: str) -> None:
 
 
 @given(any_text, st.data())
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_escaped_len_adds_up_over_any_split(text: str, data: st.DataObject) -> None:
     whole = text.encode("utf-8")
     cut = data.draw(st.integers(0, len(whole)))
@@ -190,7 +192,7 @@ messages = (
 
 
 @given(st.lists(messages, min_size=1, max_size=4), any_text, st.booleans())
-@settings(deadline=None)
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_length(turns: list[svir.Message], system: str, send_reasoning: bool) -> None:
     body = svir.encode(
         svir.Request("m", turns, system=system, send_reasoning=send_reasoning, stop=[system])
@@ -281,7 +283,7 @@ def test_sizes_of_text(on_disk: Callable[[bytes], pathlib.Path], size: int, char
 
 
 @given(st.lists(st.tuples(any_text, st.integers(1, 3 * BLOCK)), max_size=3))
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 def test_any_text_file(tmp_path_factory: pytest.TempPathFactory, runs: Any) -> None:
     text = "".join(piece * (count // (len(piece) or 1)) for piece, count in runs)
     path = tmp_path_factory.getbasetemp() / "any.txt"

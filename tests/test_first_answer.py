@@ -13,6 +13,7 @@ import pytest
 import first_answer
 import local_server
 import pinned
+import svir
 from llama_server import LlamaServer, explain
 from svir_ext.testing import MockServer, text_answer
 
@@ -50,6 +51,42 @@ def test_no_server_there() -> None:
     assert (code, out) == (1, "")
     assert err.startswith("\nconnect: ")
     assert "Traceback" not in err
+
+
+def test_the_servers_own_words() -> None:
+    with MockServer() as server:
+        server.reply({"error": {"message": "no such \x1b model"}}, status=404)
+        code, out, err = run("--url", server.url)
+    assert (code, out) == (1, "")
+    assert err.endswith("\nno such \\x1b model\n")
+
+
+@pytest.mark.skipif(os.name == "nt", reason="there is no Ctrl-C to send on Windows")
+def test_a_server_that_stays() -> None:
+    script = SCRIPT.with_name("local_server.py")
+    process = subprocess.Popen(
+        [sys.executable, "-X", "dev", "-W", "error", str(script), "--scripted"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        encoding="utf-8",
+    )
+    assert process.stdout is not None
+    try:
+        url, model = (process.stdout.readline().split()[1] for _ in range(2))
+        for _ in range(2):
+            completion = svir.Client(url).complete(svir.Request(model, "Hi"))
+            assert completion.text.startswith("This answer is a script")
+    finally:
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=20)
+    assert (process.returncode, err) == (0, "")
+
+
+def test_serve_model_says_how() -> None:
+    script = SCRIPT.with_name("serve_model.py")
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, check=False)
+    assert done.returncode == 1
+    assert b"FOLDER_WITH_XLLAMACPP" in done.stderr
 
 
 @pytest.mark.skipif(os.name == "nt", reason="there is no Ctrl-C to send on Windows")

@@ -179,7 +179,7 @@ def test_vim_stops(vim_plugin: Path, server: MockServer) -> None:
         r"Ask Hi",
         r"call Until('Hel')",
         r"AskStop",
-        r"call Until('Hel\n\[cancelled: .*\]')",
+        r"call Until('Hel\n\[stopped\]')",
         r"Ask Hi",
         r"call Until('Hel')",
         r"bwipeout!",  # nobody reads on
@@ -204,7 +204,7 @@ def test_vim_says_what_failed(vim_plugin: Path, server: MockServer) -> None:
     server.reply({"error": {"message": "no such model"}}, status=404)
     steps = [
         r"Ask Hi",
-        r"call Until('\n\[unsupported: .*404.*\]')",
+        r"call Until('\n\[unsupported: .*404.*\nno such model\]')",
         r"let g:ask_url = 'ftp://localhost'",
         r"Ask Hi",
         r"call Until('\[config: .*\]')",
@@ -213,6 +213,27 @@ def test_vim_says_what_failed(vim_plugin: Path, server: MockServer) -> None:
     with vim(vim_plugin, server, *steps, environ=environ) as running:
         running.end()
     assert server.requests[0].headers["authorization"] == "Bearer sk-1"
+
+
+@host("vim")
+@pytest.mark.parametrize("chats", [True, False])
+def test_vim_looks_a_model_up(chats: bool, vim_plugin: Path, server: MockServer) -> None:
+    server.model_list(["bge-m3", "qwen3-4b"] if chats else ["bge-m3"])
+    server.default(text_answer("Hel"))
+    seen = "Hel" if chats else r"\n\[unsupported: .*g:ask_model.*\]"
+    steps = ["unlet g:ask_model", "Ask Hi", f"call Until('{seen}')"]
+    with vim(vim_plugin, server, *steps, environ={"ASK_API_KEY": ""}) as running:
+        running.end()
+    asked = [each.json()["model"] for each in server.requests if not each.lists_models]
+    assert asked == ["qwen3-4b"] * chats
+
+
+@host("vim")
+def test_vim_without_its_copy(vim_plugin: Path, server: MockServer) -> None:
+    (vim_plugin / "python3" / "vim_ask" / "svir.py").unlink()
+    steps = ["try", "Ask Hi", "catch", "call Say(v:exception)", "endtry"]
+    with vim(vim_plugin, server, *steps) as running:
+        assert re.search(r"copy svir\.py to \S+vim_ask", running.said() or running.end())
 
 
 @host("vim")
@@ -236,7 +257,7 @@ def test_vim_in_a_terminal(vim_plugin: Path, server: MockServer, gate: threading
         gate.set()
         screen.wait_for("rabi")
         os.write(master, b"\x03")
-        screen.wait_for("[cancelled: ")
+        screen.wait_for("[stopped]")
         os.write(master, b":qa!\r")
         assert process.wait(LONG) == 0
     finally:
@@ -345,12 +366,12 @@ def test_gdb_stops(tmp_path: Path, program: Path, server: MockServer) -> None:
 
 @host("gdb", "gcc")
 def test_gdb_says_what_failed(tmp_path: Path, program: Path, server: MockServer) -> None:
-    server.reply({"error": {"message": "no such model"}}, status=404)
+    server.reply({"error": {"message": "no such \x1b model"}}, status=404)
     with gdb(tmp_path, program, server, "kill", "explain", "run", "explain", "kill") as running:
         running.process.wait(LONG)
     told = running.errors.read_text("utf-8")
     assert "No frame is currently selected.\n" in told
-    assert re.search(r"\nunsupported: .*404", told)
+    assert re.search(r"\nunsupported: .*404.*\nno such \\x1b model\n", told)
     assert "Traceback" not in told
 
 
@@ -429,7 +450,7 @@ def test_weechat_streams(tmp_path: Path, server: MockServer, gate: threading.Eve
 @host("weechat-headless")
 def test_weechat_stops(tmp_path: Path, server: MockServer) -> None:
     server.default(text_answer("Hel", STALL))
-    steps = ["/ask Hi", "Hi/Hel", "/ask More", "/ask -stop", "Hi/Hel/.cancelled: .*"]
+    steps = ["/ask Hi", "Hi/Hel", "/ask More", "/ask -stop", "Hi/Hel/.stopped."]
     steps += ["/buffer close python.ask", "/ask Two", "Two/Hel"]
     # Closed while an answer comes: it ends, and no longer opens the buffer for its last words.
     steps += ["/buffer close python.ask", "/wait 200ms /ask Three", "Three/Hel", "/quit"]
@@ -455,7 +476,11 @@ def test_weechat_unloads_while_an_answer_comes(tmp_path: Path, server: MockServe
 @host("weechat-headless")
 def test_weechat_says_what_failed(tmp_path: Path, server: MockServer) -> None:
     server.reply({"error": {"message": "no such model"}}, status=404)
-    steps = ["/ask Hi", "Hi//.unsupported: .*404.*", "/set plugins.var.python.ask.url ftp://x"]
+    steps = [
+        "/ask Hi",
+        "Hi//.unsupported: .*404.*/no such model.",
+        "/set plugins.var.python.ask.url ftp://x",
+    ]
     steps += ["/ask Hi", ".*/Hi/config: .*", "/quit"]
     with weechat(tmp_path, server, *steps, environ={"ASK_API_KEY": "sk-1"}) as running:
         running.end()
@@ -581,7 +606,7 @@ def test_sublime_stops(sublime: Any, server: MockServer) -> None:
         view = ask_in(found, plugin, "Hi")
         found.run_until(lambda: view.text == "Hel")
         plugin.AskStopCommand().run()
-        found.run_until(lambda: view.text.startswith("Hel\n[cancelled: "))
+        found.run_until(lambda: view.text == "Hel\n[stopped]")
         closed = ask_in(found, plugin, "Hi")
         found.run_until(lambda: closed.text == "Hel")
         closed.valid = False
@@ -608,6 +633,7 @@ def test_sublime_says_what_failed(
     server.reply({"error": {"message": "no such model"}}, status=404)
     view = ask_in(found, plugin, "Hi")
     found.run_until(lambda: view.text.startswith("\n[unsupported: "))
+    assert view.text.endswith("\nno such model]")
     assert server.requests[0].headers["authorization"] == "Bearer sk-1"
     found.module.load_settings = lambda name: {"url": "ftp://localhost"}
     assert ask_in(found, plugin, "Hi").text.startswith("[config: ")

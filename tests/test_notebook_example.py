@@ -51,6 +51,7 @@ def test_the_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         monkeypatch.setenv(name, str(tmp_path / name))
     with MockServer() as server:
         server.on_request = answer
+        server.model_list(["bge-m3", "qwen3-4b"])
         monkeypatch.setenv("SVIR_URL", server.url)
         monkeypatch.delenv("SVIR_MODEL", raising=False)
         client = nbclient.NotebookClient(

@@ -14,7 +14,10 @@ import bpy  # pyright: ignore[reportMissingImports]
 sys.path.insert(0, str(Path(__file__).parent))
 import svir_panel
 
-url, model, question = sys.argv[sys.argv.index("--") + 1 :]
+arguments = sys.argv[sys.argv.index("--") + 1 :] if "--" in sys.argv else []
+if len(arguments) != 3:
+    sys.exit("usage: blender -b -P run.py -- URL MODEL QUESTION")
+url, model, question = arguments
 svir_panel.settings.update(url=url, model=model)
 svir_panel.register()
 try:

@@ -48,16 +48,21 @@ class Explain(gdb.Command):
         except KeyboardInterrupt:
             write("\n[stopped]\n")
         except svir.Error as error:
-            raise self.gdb.GdbError(f"{error.kind}: {error}") from None
+            raise self.gdb.GdbError(self.told(error)) from None
         except self.gdb.error as error:  # no frame is selected, for one
             raise self.gdb.GdbError(str(error)) from None
+
+    def told(self, error: Any) -> str:
+        """An error, with the server's own words: they are often the only reason."""
+        words = f"\n{error.server_message}" if error.server_message else ""
+        return self.plain(f"{error.kind}: {error}{words}")
 
     def plain(self, text: str) -> str:
         """A terminal obeys escape sequences, whoever wrote them: they are shown as escapes."""
         return "".join(c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in text)
 
     def client(self) -> Any:
-        key = "ASK_API_KEY" if "ASK_API_KEY" in self.environ else None
+        key = "ASK_API_KEY" if self.environ.get("ASK_API_KEY") else None
         return self.svir.Client(
             self.environ.get("ASK_URL", "http://localhost:1234"),
             api_key=key and self.svir.Secret.from_env(key),

@@ -44,7 +44,7 @@ def rewrite(document: Any, toolkit: Any = None) -> None:
     try:
         completion = follow(document, work, toolkit)
     except svir.Error as error:
-        say(document, toolkit, f"{error.kind}: {error}")
+        say(document, toolkit, told(error))
         return
     finally:
         work.cancel()
@@ -80,6 +80,12 @@ def follow(document: Any, work: svir.Background, toolkit: Any) -> svir.Completio
     if completion.finish_reason != "stop":
         raise svir.Truncated(f"the answer is not whole: {completion.finish_reason}")
     return completion
+
+
+def told(error: svir.Error) -> str:
+    """An error, with the server's own words: they are often the only reason."""
+    words = f"\n\n{error.server_message}" if error.server_message else ""
+    return f"{error.kind}: {error}{words}"
 
 
 def say(document: Any, toolkit: Any, message: str) -> None:

@@ -17,6 +17,7 @@ unloaded with a thread still there, WeeChat aborts: unload() cancels and joins.
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import ask_svir as svir
 
@@ -34,7 +35,7 @@ class Answer:
 
     def __init__(self, question: str) -> None:
         self.line = ""
-        key = svir.Secret.from_env("ASK_API_KEY") if "ASK_API_KEY" in os.environ else None
+        key = svir.Secret.from_env("ASK_API_KEY") if os.environ.get("ASK_API_KEY") else None
         client = svir.Client(weechat.config_get_plugin("url"), api_key=key)
         request = svir.Request(weechat.config_get_plugin("model"), question)
         self.work = svir.Background(client.stream(request))
@@ -55,7 +56,7 @@ class Answer:
 
     def ending(self) -> str:
         if isinstance(self.work.error, svir.Error):
-            return f"\n[{self.work.error.kind}: {self.work.error}]"
+            return "\n" + told(self.work.error)
         finish = self.work.result().finish_reason  # raises what no server can have caused
         return "" if finish == "stop" else f"\n[{finish}]"
 
@@ -66,6 +67,14 @@ class Answer:
         for line in rest:
             self.line = line
             show(line)
+
+
+def told(error: Any) -> str:
+    """An error, with the server's own words: they are often the only reason."""
+    if isinstance(error, svir.Cancelled):
+        return "[stopped]"
+    words = f"\n{error.server_message}" if error.server_message else ""
+    return f"[{error.kind}: {error}{words}]"
 
 
 def plain(line: str) -> str:

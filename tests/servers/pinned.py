@@ -78,7 +78,7 @@ def _pip_install(pins: Path, target: Path) -> None:
         command = [*pip, "install", "--target", str(target), "--require-hashes", "--no-deps"]
         command += [*KINDS, "--no-compile", "--disable-pip-version-check", "--no-input"]
         command += ["--retries", "2", "-r", str(pins)]
-        done = subprocess.run(command, env={**os.environ, **settings}, check=False)
+        done = subprocess.run(command, env={**os.environ, **settings}, stdout=2, check=False)
     if done.returncode:
         raise NotInstalled("pip could not install the model server (its own words are above)")
 

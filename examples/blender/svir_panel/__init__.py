@@ -38,8 +38,9 @@ def start(question: str) -> None:
     global work, state
     stop()
     answer.clear()
-    state = "asking"
+    state = ""
     work = svir.Background(make_stream(question))
+    state = "asking"
     bpy.app.timers.register(tick, first_interval=TICK)
 
 
@@ -53,10 +54,17 @@ def tick() -> float | None:
     if not work.done:
         return TICK
     error = work.error
-    # A cut answer stays on show, and is named as what it is.
-    state = work.result().finish_reason if error is None else f"not whole: {error}"
+    state = work.result().finish_reason if error is None else told(error)
     work = None
     return None
+
+
+def told(error: Any) -> str:
+    """An error, with the server's own words. A cut answer stays on show, named as what it is."""
+    if isinstance(error, svir.Cancelled):
+        return "stopped"
+    words = getattr(error, "server_message", None)
+    return ("not whole: " if answer else "") + "\n".join(filter(None, [str(error), words]))
 
 
 def stop() -> None:
@@ -70,6 +78,11 @@ def redraw() -> None:
         for area in window.screen.areas:
             if area.type == "VIEW_3D":
                 area.tag_redraw()
+
+
+def lines(text: str) -> list[str]:
+    """As wide as the sidebar: a label breaks no line."""
+    return [line for each in text.splitlines() for line in textwrap.wrap(each, 40) or [""]]
 
 
 def ask_and_wait(question: str) -> str:
@@ -96,7 +109,7 @@ class SVIR_OT_ask(bpy.types.Operator):
         try:
             ask_and_wait(question) if bpy.app.background else start(question)
         except svir.Error as error:
-            self.report({"ERROR"}, str(error))
+            self.report({"ERROR"}, told(error))
             return {"CANCELLED"}
         return {"FINISHED"}
 
@@ -128,10 +141,9 @@ class SVIR_PT_panel(bpy.types.Panel):
         row = layout.row()
         row.operator("svir.ask")
         row.operator("svir.stop")
-        for paragraph in "".join(answer).splitlines():
-            for line in textwrap.wrap(paragraph, 40) or [""]:
+        for paragraph in ["".join(answer), state]:
+            for line in lines(paragraph):
                 layout.label(text=line)
-        layout.label(text=state)
 
 
 CLASSES = (SVIR_OT_ask, SVIR_OT_stop, SVIR_PT_panel)

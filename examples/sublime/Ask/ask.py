@@ -34,7 +34,7 @@ class Answer:
 
     def __init__(self, view: Any, question: str) -> None:
         settings = sublime.load_settings("Ask.sublime-settings")
-        key = svir.Secret.from_env("ASK_API_KEY") if "ASK_API_KEY" in os.environ else None
+        key = svir.Secret.from_env("ASK_API_KEY") if os.environ.get("ASK_API_KEY") else None
         client = svir.Client(settings.get("url", "http://localhost:1234"), api_key=key)
         request = svir.Request(settings.get("model", "default"), question)
         self.view, self.work = view, svir.Background(client.stream(request))
@@ -62,9 +62,17 @@ class Answer:
 def ending(work: Any) -> str:
     """What to say at the end: nothing after a whole answer."""
     if isinstance(work.error, svir.Error):
-        return f"\n[{work.error.kind}: {work.error}]"
+        return "\n" + told(work.error)
     finish = work.result().finish_reason  # raises what no server can have caused
     return "" if finish == "stop" else f"\n[{finish}]"
+
+
+def told(error: Any) -> str:
+    """An error, with the server's own words: they are often the only reason."""
+    if isinstance(error, svir.Cancelled):
+        return "[stopped]"
+    words = f"\n{error.server_message}" if error.server_message else ""
+    return f"[{error.kind}: {error}{words}]"
 
 
 def append(view: Any, text: str) -> None:
@@ -90,7 +98,7 @@ class AskCommand(sublime_plugin.WindowCommand):
         try:
             Answer(view, "\n\n".join([question, *filter(None, marked)]))
         except svir.Error as error:
-            append(view, f"[{error.kind}: {error}]")
+            append(view, told(error))
 
 
 class AskStopCommand(sublime_plugin.ApplicationCommand):

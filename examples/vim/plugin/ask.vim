@@ -8,8 +8,13 @@
 "   cp svir.py ~/.vim/pack/svir/start/ask/python3/vim_ask/
 "
 " The copy is vim_ask.svir, so a plugin with another copy is not in the way. It asks
-" g:ask_url, "http://localhost:1234" by default, for the model g:ask_model; a key is taken
-" from the environment variable ASK_API_KEY.
+" g:ask_url, "http://localhost:1234" by default, for the model g:ask_model; where that is not
+" set, for the first chat model that the server lists. A key is taken from the environment
+" variable ASK_API_KEY.
+"
+" Without a screen, timers fire only while the script sleeps:
+"
+"   vim -es -c 'Ask Why is the sky blue?' -c 'sleep 20' -c '%print' -c 'qa!'
 
 if exists('g:loaded_ask') || !has('python3') || !has('timers')
   finish

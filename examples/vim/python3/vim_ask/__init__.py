@@ -9,11 +9,20 @@ Vim's timer takes what has arrived: Vim's own things are touched in its main thr
 from __future__ import annotations
 
 import os
+import re
 from typing import Any
 
 import vim
 
-from . import svir  # a copy beside this file
+try:
+    from . import svir  # a copy beside this file
+except ImportError:
+    folder = os.path.dirname(os.path.abspath(__file__))
+    if os.path.exists(os.path.join(folder, "svir.py")):
+        raise
+    raise ImportError(f"copy svir.py to {folder}") from None
+
+NOT_CHAT = re.compile(r"embed|rerank|\bbge\b|whisper|\btts\b", re.IGNORECASE)
 
 _answers: dict[int, Any] = {}  # each svir.Background, by the number of its buffer
 
@@ -23,17 +32,31 @@ def ask(number: int, question: str, lines: list[str]) -> None:
     try:
         _answers[number] = svir.Background(_client().stream(_request(question, lines)))
     except svir.Error as error:
-        _append(vim.buffers[number], f"[{error.kind}: {error}]")
+        _append(vim.buffers[number], _told(error))
 
 
 def _client() -> Any:
-    key = svir.Secret.from_env("ASK_API_KEY") if "ASK_API_KEY" in os.environ else None
-    return svir.Client(_setting("ask_url", "http://localhost:1234"), api_key=key)
+    key = svir.Secret.from_env("ASK_API_KEY") if os.environ.get("ASK_API_KEY") else None
+    url = _setting("ask_url", "http://localhost:1234")
+    # Where no model is set, one is looked up by a layer, since that runs in the thread.
+    layers = [] if _setting("ask_model", "") else [_first_model(url, key)]
+    return svir.Client(url, api_key=key, layers=layers)
+
+
+def _first_model(url: str, key: Any) -> Any:
+    def layer(request: Any, call: Any) -> Any:
+        models = svir.Client(url, api_key=key, idle_timeout=5).list_models()
+        chat = [model.id for model in models if not NOT_CHAT.search(model.id)]
+        if not chat:
+            raise svir.Unsupported("the server lists no chat model: set g:ask_model")
+        return call(request.replace(model=chat[0]))
+
+    return layer
 
 
 def _request(question: str, lines: list[str]) -> Any:
     text = "\n".join([question, "", *lines]) if lines else question
-    return svir.Request(_setting("ask_model", "default"), text)
+    return svir.Request(_setting("ask_model", "") or "the first", text)
 
 
 def _setting(name: str, default: str) -> str:
@@ -64,9 +87,17 @@ def tick(number: int) -> bool:
 def _ending(work: Any) -> str:
     """What to say at the end: nothing after a whole answer."""
     if isinstance(work.error, svir.Error):
-        return f"\n[{work.error.kind}: {work.error}]"
+        return "\n" + _told(work.error)
     finish = work.result().finish_reason  # raises what no server can have caused
     return "" if finish == "stop" else f"\n[{finish}]"
+
+
+def _told(error: Any) -> str:
+    """An error, with the server's own words: they are often the only reason."""
+    if isinstance(error, svir.Cancelled):
+        return "[stopped]"
+    words = f"\n{error.server_message}" if error.server_message else ""
+    return f"[{error.kind}: {error}{words}]"
 
 
 def _append(buffer: Any, text: str) -> None:
