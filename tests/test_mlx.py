@@ -181,5 +181,6 @@ def test_killed_in_mid_stream() -> None:
         assert caught.value.partial is not None
         assert caught.value.partial.text.startswith("la ")
         assert caught.value.partial.finish_reason is None
+        server.process.wait(30)  # until then its socket may take a connection
         with pytest.raises(svir.ConnectError):
             client.complete(ask("hello"))
