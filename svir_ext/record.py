@@ -355,6 +355,7 @@ class _Text:
 
     def __init__(self, longest: int) -> None:
         self.longest, self.kept, self.cut = longest, bytearray(), 0
+        self.last = b""  # token that was kept
 
     def add(self, token: bytes) -> None:
         if not self.kept and token.startswith(b"data:"):  # an image: nobody reads its base64
@@ -362,11 +363,15 @@ class _Text:
         room = 0 if self.cut else self.longest - len(self.kept)
         fits = token[:room] if token[:1] != b"\\" or len(token) <= room else b""
         self.kept += fits
+        self.last = fits or self.last
         self.cut += len(token) - len(fits)
 
     def whole(self, mask: _Mask) -> bytes:
         if self.cut == 0:
             return bytes(self.kept)
+        if re.match(rb"\\u[Dd][89ABab]", self.last):  # half of a pair
+            del self.kept[-6:]
+            self.cut += 6
         # A secret is not to stay because its end was cut off; nor half a character.
         size = len(self.kept) - mask.tail(self.kept)
         kept = self.kept[:size].decode("utf-8", "ignore").encode()

@@ -19,7 +19,7 @@ from contextlib import ExitStack
 from typing import Any, Callable, Iterator
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import svir
@@ -577,6 +577,7 @@ TEXTS = st.text(st.sampled_from('a"\\\n\x00é中🎉/ud8'), max_size=200)
 
 @settings(max_examples=50, deadline=None)
 @given(TEXTS, TEXTS, st.booleans(), st.lists(st.integers(1, 40), max_size=30))
+@example("", "8" * 5 + "\\" * 15 + "\0éé🎉🎉", True, [])  # the cut falls between two halves
 def test_cutting_texts(one: str, two: str, escaped: bool, sizes: list[int]) -> None:
     """Whatever the blocks: JSON stays JSON, a text loses only its end, and says so."""
     data = json.dumps({"k": [one, two, 1.5]}, ensure_ascii=escaped).encode()
