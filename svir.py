@@ -3830,9 +3830,8 @@ class _Proxy:
         head = self.connect_head(where)
 
         def receive() -> bytes:
-            if (
-                end is not None and time.monotonic() >= end
-            ):  # what comes without end is always in time
+            # A wait never fails where something is always there.
+            if end is not None and time.monotonic() >= end:
                 raise socket.timeout("timed out")
             return _receive(sock, _READ, _left(end))
 
@@ -4036,13 +4035,16 @@ class _Head:
         return "close" not in options
 
 
+_HEAD_END = re.compile(rb"\n\r?\n")
+
+
 def _read_head(
     receive: Callable[[], bytes], data: bytes = b"", hint: str = ""
 ) -> tuple[_Head, bytes]:
     """The head of the answer, after any 1xx, and what came after it."""
     seen = 0
     while True:
-        end = re.compile(rb"\n\r?\n").search(data, max(0, seen - 2))
+        end = _HEAD_END.search(data, max(0, seen - 2))
         size = len(data) if end is None else end.start()
         if size > _Head.LONGEST or data.count(b"\n", 0, size) > _Head.MOST + (end is None):
             raise ProtocolError("the answer is not HTTP: too many headers, or too long ones")
