@@ -25,6 +25,8 @@ from __future__ import annotations
 
 import binascii
 import codecs
+import functools
+import itertools
 import json
 import os
 import re
@@ -369,7 +371,8 @@ def _parse_json(text: str) -> Any:
         raise ValueError("JSON that is nested too deep") from None
     if end != len(text):
         raise ValueError("JSON with more after it")
-    if text.count("[") + text.count("{") > _DEEPEST and not _is_shallow(value):
+    deep = len(text) > 2 * _DEEPEST and text.count("[") + text.count("{") > _DEEPEST
+    if deep and not _is_shallow(value):
         raise ValueError("JSON that is nested too deep")
     return value
 
@@ -450,11 +453,13 @@ class _Value:
                 raise TypeError(f"{cls.__name__} got an unexpected argument {name!r}{hint}")
             given[name] = value
         for name, kind in cls._fields.items():
-            if name not in given and name not in cls._defaults:
+            if name in given:
+                value = _checked(given[name], kind, f"{cls.__name__}.{name}")
+            elif name in cls._defaults:
+                value = cls._defaults[name]
+                value = _copied(value, name, 0) if type(value) is dict else value
+            else:
                 raise TypeError(f"{cls.__name__} needs {name}")
-            value = given.get(name, cls._defaults.get(name))
-            if value is not None or name in given:  # most are left at None
-                value = _checked(value, kind, f"{cls.__name__}.{name}")
             _set(self, name, value)
         self._validate()
 
@@ -497,6 +502,13 @@ class _Value:
     def replace(self, **changes: Any) -> Self:
         """A copy with some fields changed."""
         return _call_with(type(self), {**self._set_fields(), **changes})
+
+    @classmethod
+    def _made(cls, fields: dict[str, Any]) -> Self:
+        """One whose fields need no checking: svir's own, and every one of them."""
+        value = _new(cls)
+        value.__dict__.update(fields)
+        return value
 
     def to_dict(self) -> dict[str, Any]:
         """The value as plain JSON types; fields at their defaults are left out."""
@@ -553,6 +565,8 @@ def _plain(value: Any) -> Any:
 def _check(value: Any, kinds: type | tuple[type, ...], what: str) -> Any:
     """``value`` when it is one of ``kinds`` (``True`` is no integer), else ConfigError."""
     kinds = kinds if isinstance(kinds, tuple) else (kinds,)
+    if type(value) in kinds:  # as nearly always, and quicker told than what follows
+        return value
     if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
         wanted = " or ".join("None" if kind is type(None) else kind.__name__ for kind in kinds)
         hint = _HINTS.get(what.partition("[")[0], "")
@@ -569,27 +583,32 @@ _HINTS = {  # for what a person would try first
     "the request": ': svir.Request("model", "text") makes one',
     "the stream of a Background": ": client.stream(request) makes one",
 }
-_OPTIONAL = re.compile(r"(.*) \| None\Z")
-_SEQUENCE = re.compile(r"Sequence\[(.*)\]\Z")
+
+
+@functools.lru_cache(maxsize=None)
+def _parts_of(kind: str) -> tuple[bool, bool, str]:
+    """Whether an annotation allows None, whether it is a sequence, and of what."""
+    inner = kind[: -len(" | None")] if kind.endswith(" | None") else kind
+    item = inner[len("Sequence[") : -1] if inner.startswith("Sequence[") else inner
+    return inner != kind, item != inner, item
 
 
 def _checked(value: Any, kind: str, what: str) -> Any:
     """A field's value, by its annotation: sequences become tuples, dicts are copied."""
-    optional, sequence = _OPTIONAL.match(kind), _SEQUENCE.match(kind)
-    if optional is not None:
-        return None if value is None else _checked(value, optional.group(1), what)
-    if sequence is not None:
-        if isinstance(value, (str, bytes, dict)) or not isinstance(value, Iterable):
+    optional, sequence, kind = _parts_of(kind)
+    if value is None and optional:
+        return None
+    if sequence:
+        if isinstance(value, (str, bytes, dict)) or not hasattr(value, "__iter__"):
             raise ConfigError(f"{what} must be a list, not {type(value).__name__}")
-        items = enumerate(value)
-        return tuple(
-            _checked(item, sequence.group(1), f"{what}[{place}]") for place, item in items
-        )
+        return tuple(_checked(item, kind, f"{what}[{place}]") for place, item in enumerate(value))
     if kind in _CHOICES:
         return _choice(value, _CHOICES[kind], what)
     if kind == "FilePath":
         return os.fsdecode(_check(value, (str, os.PathLike), what))
     _check(value, _KINDS[kind], what)
+    if isinstance(value, str):
+        return value
     if isinstance(value, (int, float)) and not abs(value) < float("inf"):
         raise ConfigError(f"{what} must be finite")
     if isinstance(value, int) and kind == "_Count" and value < 0:
@@ -624,11 +643,11 @@ def _choice(value: Any, choices: Sequence[str], what: str, told: Sequence[str] =
 
 def _from_plain(value: Any, kind: str, what: str) -> Any:
     """A field's value from its dict form, by its annotation."""
-    optional, sequence = _OPTIONAL.match(kind), _SEQUENCE.match(kind)
-    if optional is not None:
-        return None if value is None else _from_plain(value, optional.group(1), what)
-    if sequence is not None:
-        return [_from_plain(item, sequence.group(1), what) for item in _check(value, list, what)]
+    optional, sequence, kind = _parts_of(kind)
+    if value is None and optional:
+        return None
+    if sequence:
+        return [_from_plain(item, kind, what) for item in _check(value, list, what)]
     reader = _DICT_FORMS.get(kind)
     return value if reader is None else reader(value)
 
@@ -1033,10 +1052,7 @@ class TextDelta(_Value):
     text: str
 
     def __init__(self, text: str) -> None:
-        _set_text(self, text)
-
-
-_set_text: Callable[[TextDelta, str], None] = TextDelta.__dict__["text"].__set__
+        _set(self, "text", text)
 
 
 class ReasoningDelta(_Value):
@@ -1086,6 +1102,19 @@ class Completed(_Value):
 
 
 Event = Union[TextDelta, ReasoningDelta, ToolCallDelta, Completed]
+
+
+def _many(cls: Any, *columns: Any) -> list[Event]:
+    """Events of one class from the values of each of their fields, the first a list.
+
+    In many at once each takes three quarters of what a call of the class does.
+    """
+    if len(columns[0]) < 8:
+        return list(map(cls, *columns))
+    events = list(map(_new, itertools.repeat(cls, len(columns[0]))))
+    for name, column in zip(cls.__slots__, columns):
+        deque(map(cls.__dict__[name].__set__, events, column), maxlen=0)
+    return events
 
 
 class Limits(_Value):
@@ -1971,7 +2000,7 @@ class _Pieces(List[str]):
     joined = 0  # how many at the start are long
 
     def join(self) -> None:
-        if len(self) > self.joined + 4096:
+        if len(self) > self.joined:
             self[self.joined :] = ["".join(self[self.joined :])]
             self.joined = len(self)
 
@@ -1992,6 +2021,22 @@ class _OpenCall:
 
     def text(self) -> str:
         return "".join(self.arguments)
+
+
+def _lengths(events: Iterable[Event]) -> dict[Any, int]:
+    """How many characters events add to the text, each kind of reasoning and each call."""
+    lengths: dict[Any, int] = {}
+    for event in events:
+        if isinstance(event, TextDelta):
+            carrier, text = "content", event.text
+        elif isinstance(event, ReasoningDelta):
+            carrier, text = event.source, event.text
+        elif isinstance(event, ToolCallDelta):
+            carrier, text = event.index, event.arguments
+        else:
+            continue
+        lengths[carrier] = lengths.get(carrier, 0) + len(text)
+    return lengths
 
 
 class _Answer:
@@ -2026,7 +2071,7 @@ class _Answer:
         self.kept = 0  # characters of all that is kept beside the answer
         self.now = 0.0
         self.first_at = self.last_at = 0.0
-        self.pieces = 0
+        self.pieces = self.joined = 0
 
     # What a deviation does
 
@@ -2081,50 +2126,42 @@ class _Answer:
             self.last_at, self.pieces = self.now, self.pieces + 1
             self.out.extend(events)
 
-    # A chunk that only adds a string: what `chunk` would do for it
+    # Chunks that only add a string each: what `chunk` would do for them
 
-    def repeat(self, frame: _Frame, text: str) -> None:
-        if frame.carrier == "content" and ("<" in text or self.think.busy):
-            self.give(self.split(text))
-        elif text or isinstance(frame.carrier, _OpenCall):
+    def repeated(self, carrier: Any, texts: list[str]) -> None:
+        if carrier == "content" and (self.think.busy or "<" in "".join(texts)):
+            for text in texts:
+                self.give(self.split(text))
+            return
+        if isinstance(carrier, str) and not all(texts):
+            texts = [text for text in texts if text]
+        if texts:
             self.first_at = self.first_at if self.pieces else self.now
-            self.last_at, self.pieces = self.now, self.pieces + 1
-            self.out.append(frame.add(text))
+            self.last_at, self.pieces = self.now, self.pieces + len(texts)
+            self.out.extend(self.added(carrier, texts))
 
-    def adder(self, carrier: Any) -> Callable[[str], Event]:
+    def added(self, carrier: Any, texts: list[str]) -> list[Event]:
+        """Keep the pieces of one carrier; their events."""
         if carrier == "content":
-            return self.add_text
+            self.text += texts
+            return _many(TextDelta, texts)
         if isinstance(carrier, str):
-            texts = self.reasoning.setdefault(carrier, _Pieces())
-
-            def add_reasoning(text: str) -> Event:
-                texts.append(text)
-                return ReasoningDelta(text, carrier)
-
-            return add_reasoning
-
-        def add_arguments(text: str) -> Event:
-            if text:
-                carrier.arguments.append(text)
-            carrier.show()
-            self.last_call = carrier
-            return ToolCallDelta(carrier.place, "", "", text)
-
-        return add_arguments
+            self.reasoning.setdefault(carrier, _Pieces()).extend(texts)
+            return _many(ReasoningDelta, texts, itertools.repeat(carrier))
+        carrier.arguments += filter(None, texts)
+        carrier.show()
+        self.last_call = carrier
+        places, none = [carrier.place] * len(texts), itertools.repeat("")
+        return _many(ToolCallDelta, places, none, none, texts)
 
     def join_pieces(self) -> None:
+        self.joined = self.pieces
         for texts in (self.text, *self.reasoning.values()):
             texts.join()
         for call in self.calls:
             if call.shown is not None and call.shown[2] == len(call.arguments):
                 call.arguments.join()
                 call.shown = (*call.shown[:2], len(call.arguments))
-
-    def add_text(self, text: str) -> Event:
-        self.text.append(text)
-        event = _new(TextDelta)  # no call of its __init__: this is the hottest line there is
-        _set_text(event, text)
-        return event
 
     def read_top(self, chunk: dict[str, Any]) -> None:
         for key, value in chunk.items():
@@ -2579,7 +2616,7 @@ class _Answer:
         calls = self.whole_calls() if finish == "tool_calls" else ()
         self.give(events)
         self.completed = self.completion(finish, calls)
-        self.out.append(Completed(self.completed))
+        self.out.append(Completed._made({"completion": self.completed}))
 
     def settle_usage(self) -> None:
         if self.usage[_TOP_USAGE] is None and self.usage[_ELSEWHERE] is not None:
@@ -2625,26 +2662,40 @@ class _Answer:
             calls = [self.by_index[index] for index in indices]
         return [ToolCall(c.id, c.name, c.text(), extra=c.extra) for c in calls]
 
-    def completion(self, finish: Any = None, calls: Sequence[ToolCall] = ()) -> Completion:
+    def completion(
+        self, finish: Any = None, calls: Sequence[ToolCall] = (), without: Iterable[Event] = ()
+    ) -> Completion:
+        """What there is, less the events at its end that were not given out yet."""
+        due = _lengths(without)
+
+        def text_of(pieces: list[str], carrier: Any) -> str:
+            whole = "".join(pieces)
+            return whole[: len(whole) - due.get(carrier, 0)]
+
         partial = [
-            ToolCall(c.shown[0], c.shown[1], "".join(c.arguments[: c.shown[2]]), extra=c.extra)
+            ToolCall(
+                c.shown[0], c.shown[1], text_of(c.arguments[: c.shown[2]], c.place), extra=c.extra
+            )
             for c in self.calls
             if c.shown is not None and not calls
         ]
+        reasoning = [(text_of(texts, s), s) for s, texts in self.reasoning.items()]
         extra = {**self.extra, "delta": self.delta_extra} if self.delta_extra else self.extra
         ids, usage = {**self.first_ids, **self.ids}, self.usage[_TOP_USAGE]
-        return Completion(
-            "".join(self.text),
-            tool_calls=calls,
-            partial_tool_calls=partial,
-            reasoning=[Reasoning("".join(texts), s) for s, texts in self.reasoning.items()],
-            finish_reason=finish,
-            usage=None if usage is None else Usage(*usage),
-            id=ids.get("id", ""),
-            model=ids.get("model", ""),
-            timing=self.timing(),
-            quirks=tuple(self.quirks),
-            extra=extra,
+        return Completion._made(
+            {
+                "text": text_of(self.text, "content"),
+                "tool_calls": tuple(calls),
+                "partial_tool_calls": tuple(partial),
+                "reasoning": tuple(Reasoning(text, source) for text, source in reasoning if text),
+                "finish_reason": finish,
+                "usage": None if usage is None else Usage(*usage),
+                "id": ids.get("id", ""),
+                "model": ids.get("model", ""),
+                "timing": self.timing(),
+                "quirks": tuple(self.quirks),
+                "extra": _copied(extra, "extra", 0),
+            }
         )
 
     def timing(self) -> Timing | None:
@@ -2682,26 +2733,33 @@ class _Answer:
 # The JSON parser's own function for strings; where a Python has none, every line is read in full.
 _scanstring: Any = getattr(json.decoder, "scanstring", None)
 _MARKER = "svir's marker"
+# Inside a JSON string, most of them; without the limits a hostile line would take long.
+_IN_QUOTES = r'([^"\\\x00-\x1f]{0,256}(?:\\.[^"\\\x00-\x1f]{0,256}){0,64})'
+_HALF = re.compile("[\ud800-\udfff]").search
 
 
 class _Frame:
-    """An event that a stream repeats with another string in it: what adds the string, and where
-    the string stands, in the event's text and in the chunk."""
+    """An event that a stream repeats with another string in it: what the string adds to, and where
+    it stands, in the event's text and in the chunk."""
 
-    def __init__(self, add: Callable[[str], Event], carrier: Any, path: list[Any]) -> None:
-        self.add = add
-        self.carrier = carrier  # "content", a reasoning key, or a call: what the string adds to
-        self.path, self.key = path[:-1], path[-1]
+    def __init__(self, carrier: Any, path: list[Any]) -> None:
+        self.carrier = carrier  # "content", a reasoning key, or a call
+        self.path, self.key = path[:-1], path[-1]  # from the delta on
         self.pattern: Any = None  # the chunk without its string; None where it cannot be told
         # data: {..."content":"Hi"...}        head: up to the string, its quote included
-        # tail: from behind its other quote to the blank line; between: tail and head again
+        # tail: from its other quote to the line's end; end: with the blank line behind it
+        # between: end, and head again
         # middle: between two strings that change, where there are two
-        self.head = self.middle = self.tail = self.between = ""
+        self.head = self.middle = self.tail = self.end = self.between = ""
         self.is_first = True  # then: whether the string is the first of them
+        self.find: Any = None
+        self.reach = 0  # characters to look at together: more as it turns out to repeat
 
     def set_text(self, head: str, middle: str, tail: str, is_first: bool) -> None:
         self.head, self.middle, self.tail, self.is_first = head, middle, tail, is_first
-        self.between = tail + head
+        self.end = tail + ("\n\r\n" if tail.endswith("\r") else "\n\n")
+        self.between = self.end + head
+        self.reach = 4 * len(self.between)
 
     def set_pattern(self, chunk: dict[str, Any]) -> None:
         kept = [value for key, value in chunk.items() if key not in _READ_KEYS]
@@ -2710,66 +2768,113 @@ class _Frame:
             self.without_string(chunk)
             self.pattern = chunk
 
-    def strings(self, text: str) -> tuple[list[str], int]:
-        """The strings of the events that ``text`` begins with and that are this one again, and
-        where those end."""
-        strings: list[str] = []
-        start, at = len(self.head), 0
-        try:
-            while True:
-                string, end = _scanstring(text, start)
-                if self.middle:
-                    if not text.startswith(self.middle, end):
-                        break
-                    other, end = _scanstring(text, end + len(self.middle))
-                    string = string if self.is_first else other
-                if len(string) != end - start - 1 and "\\u" in text[start:end]:
-                    break  # half of a surrogate pair, perhaps
-                if text.startswith(self.between, end):
-                    start = end + len(self.between)
-                elif text.startswith(self.tail, end):
-                    at = end + len(self.tail)
-                else:
-                    break
-                strings.append(string)
-                if at:
-                    return strings, at
-        except ValueError:  # no string, or the rest of the text has only its beginning
-            pass
-        return strings, start - len(self.head)
+    def strings(self, text: str, at: int, last: int) -> tuple[list[str], int]:
+        """The strings of the events from ``at`` on that are this one again, and their end."""
+        after = text.find("\n", at, last) + len(self.end) - len(self.tail)
+        if text.startswith(self.head, after):
+            strings, end = self.strings_at(text, at, min(last, at + self.reach))
+            if strings:
+                return strings, end
+        string = self.string_of(text[at:after])
+        return ([], at) if string is None else ([string], after)
 
-    def string_of(self, chunk: dict[str, Any]) -> str | None:
-        """The string of a chunk that is this frame's in all else."""
+    def string_of(self, event: str) -> str | None:
+        """The string of one event, which the head begins."""
         try:
-            text = self.without_string(chunk)
-        except (LookupError, TypeError):
+            string, end = _scanstring(event, len(self.head))
+            if self.middle:
+                if not event.startswith(self.middle, end - 1):
+                    return None
+                other, end = _scanstring(event, end - 1 + len(self.middle))
+                string = string if self.is_first else other
+        except ValueError:  # no string
             return None
-        if type(text) is str and chunk == self.pattern and _has_whole_indices(chunk):
-            return text
-        self.place(chunk)[self.key] = text
-        return None
-
-    def place(self, chunk: dict[str, Any]) -> Any:
-        """What holds the string in a chunk."""
-        for step in self.path:
-            chunk = chunk[step]
-        return chunk
-
-    def without_string(self, chunk: dict[str, Any]) -> Any:
-        """Take the string out of a chunk, and what changes with every chunk and is never read."""
-        place = self.place(chunk)
-        text, place[self.key] = place[self.key], ""
-        chunk["created"] = chunk["obfuscation"] = chunk["choices"][0]["logprobs"] = None
+        if event[end - 1 :] != self.end or ("\\u" in event and _HALF(string)):
+            return None
+        text: str = string
         return text
 
+    def strings_at(self, text: str, at: int, last: int) -> tuple[list[str], int]:
+        """As ``strings``, many at once: where they stand is guessed by the lengths around them,
+        and putting the text together from them shows how far that is what was received."""
+        found = (self.find or self.make_find())(text, at, last)
+        if not found:
+            return [], at
+        inner = list(map(self.middle.join, found)) if self.middle else found
+        begin, whole = at + len(self.head), self.between.join(inner)
+        end = begin + len(whole)
+        if not (text.startswith(whole, begin) and text.startswith(self.end, end)):
+            inner = inner[: self.count(text, at, inner)]
+        columns = zip(*found) if self.middle else [found]
+        strings = [_unescaped(column[: len(inner)]) for column in columns]
+        n = min(map(len, strings))
+        if n == len(found):
+            self.reach *= 4
+            return strings[0 if self.is_first else -1], end + len(self.end)
+        self.reach = 4 * len(self.between)
+        size = len(self.between) * n + sum(map(len, inner[:n]))
+        return strings[0 if self.is_first else -1][:n], at + size
 
-def _has_whole_indices(chunk: dict[str, Any]) -> bool:
-    """Whether an index is what it equals: ``false`` and ``0.0`` equal 0."""
-    choice = chunk["choices"][0]
-    calls = choice["delta"].get("tool_calls")
-    if calls and type(calls[0].get("index", 0)) is not int:  # a frame has one piece of a call
-        return False
-    return type(choice.get("index", 0)) is int
+    def make_find(self) -> Callable[..., list[Any]]:
+        """What finds that which would be strings in events of this length; pairs, of two each."""
+        # re keeps what it compiled, and a server's events have few lengths.
+        pattern = rf"data:.{{{len(self.head) - 5}}}{_IN_QUOTES}"
+        if self.middle:
+            pattern += rf"\".{{{len(self.middle) - 2}}}\"{_IN_QUOTES}"
+        pattern += rf"\".{{{len(self.end) - 1}}}"
+        self.find = re.compile(pattern, re.DOTALL).findall
+        return self.find
+
+    def count(self, text: str, at: int, inner: list[str]) -> int:
+        """How many of them stand in the text as this frame's, one after the other."""
+        for n, string in enumerate(inner):
+            if not text.startswith(self.head + string + self.end, at):
+                return n
+            at += len(string) + len(self.between)
+        return len(inner)
+
+    def string_of_chunk(self, chunk: Any) -> str | None:
+        """The string of a chunk that is this frame's in all else."""
+        try:
+            text, place = self.without_string(chunk)
+        except (LookupError, TypeError):
+            return None
+        same = type(text) is str and chunk == self.pattern and self.has_whole_indices(chunk)
+        place[self.key] = text
+        return text if same else None
+
+    def without_string(self, chunk: dict[str, Any]) -> tuple[Any, Any]:
+        """Take the string out of a chunk, and what changes with every chunk and is never read;
+        the string, and where it was."""
+        choice = chunk["choices"][0]
+        place = choice["delta"]
+        for step in self.path:
+            place = place[step]
+        text, place[self.key] = place[self.key], ""
+        chunk["created"] = chunk["obfuscation"] = choice["logprobs"] = None
+        return text, place
+
+    def has_whole_indices(self, chunk: dict[str, Any]) -> bool:
+        """Whether an index is what it equals: ``false`` and ``0.0`` equal 0."""
+        choice = chunk["choices"][0]
+        if self.path and type(choice["delta"]["tool_calls"][0].get("index", 0)) is not int:
+            return False
+        return type(choice.get("index", 0)) is int
+
+
+def _unescaped(inner: Sequence[str]) -> Sequence[str]:
+    """What stands inside quotes as the strings it is, up to the first that is none."""
+    if "\\" not in "".join(inner):
+        return inner
+    strings = list(inner)
+    for n in [n for n, text in enumerate(inner) if "\\" in text]:
+        try:
+            strings[n], _ = _scanstring(inner[n] + '"', 0)
+        except ValueError:
+            return strings[:n]
+        if "\\u" in inner[n] and _HALF(strings[n]):
+            return strings[:n]  # half of a surrogate pair
+    return strings
 
 
 def _is_words_only(value: Any, word: bool | None = None) -> bool:
@@ -2796,13 +2901,10 @@ class _Frames:
 
     def __init__(self) -> None:
         self.frames: list[_Frame] = []
-        self.strings: deque[str] = deque()  # of the events that come next, all of one frame:
-        self.last: Any = None
-        self.add: Callable[[str], Event] = TextDelta  # as that frame does, where
-        self.simple = False  # each of them is an event
         self.hits = 0
         self.wait, self.pause = 0, 1  # events until the next one is learned from
         self.stopped = _scanstring is None
+        self.decoded: tuple[str, Any] = "", None
 
     def stop(self) -> None:
         self.forget()
@@ -2810,32 +2912,54 @@ class _Frames:
 
     def forget(self) -> None:
         self.frames = []
-        self.strings.clear()
 
-    def match(self, text: str, at: int, last: int) -> int:
-        """Take the events at ``at`` that repeat one of the frames; where they end."""
+    def match(self, text: str, at: int, last: int) -> tuple[Any, list[str], int]:
+        """What the events at ``at`` that repeat a frame add to, their strings, their end."""
         for frame in self.frames:
             if frame.head and text.startswith(frame.head, at):
-                strings, size = frame.strings(text[at:last])
+                strings, end = frame.strings(text, at, last)
                 if strings:
-                    self.last, self.add, self.simple = frame, frame.add, all(strings)
                     self.hits += len(strings)
-                    self.strings.extend(strings)
-                    return at + size
-        return at
+                    return frame.carrier, strings, end
+        return None, [], at
 
-    def has_angle(self) -> bool:
-        """Whether a ``<`` is in one of the strings: it may begin a <think>."""
-        return "<" in "".join(self.strings)
+    def match_chunks(
+        self, text: str, at: int, last: int, answer: _Answer
+    ) -> tuple[Any, list[str], int]:
+        """As ``match``, for events that have to be decoded to see that they repeat a frame."""
+        start, carrier, strings, chunk = at, None, [], None
+        frames = [frame for frame in self.frames if frame.pattern is not None]
+        while frames and text.startswith("data: {", at):
+            end = text.find("\n", at, last)
+            if not text.startswith("\n\n", end):
+                break
+            found = self.alike(frames, text[at + 6 : end])
+            if found is None or carrier not in (None, found[0]):
+                break
+            carrier, string = found
+            strings.append(string)
+            start, at, chunk = at, end + 2, self.decoded[1]
+        if strings:
+            self.learn(text[start : at - 2], chunk, answer, len(strings))
+        return carrier, strings, at
 
-    def alike(self, chunk: dict[str, Any]) -> tuple[_Frame, str] | None:
-        """The frame that a decoded chunk repeats, and its string."""
-        for frame in self.frames:
-            if frame.pattern is not None:
-                text = frame.string_of(chunk)
-                if text is not None:
-                    return frame, text
+    def alike(self, frames: list[_Frame], line: str) -> tuple[Any, str] | None:
+        """What a line of JSON that repeats a frame adds to, and its string."""
+        chunk = self.decode(line) if "\\u" not in line else None
+        for frame in frames:
+            text = frame.string_of_chunk(chunk)
+            if text is not None:
+                return frame.carrier, text
         return None
+
+    def decode(self, line: str) -> Any:
+        """A line's JSON, or None. It is kept: the line may have to be read in full."""
+        if self.decoded[0] != line:
+            try:
+                self.decoded = line, _parse_json(line)
+            except ValueError:
+                self.decoded = line, None
+        return self.decoded[1]
 
     def settle(self, answer: _Answer) -> None:
         """Forget the frames once an event changed what they rest on, whatever form it came in."""
@@ -2843,20 +2967,20 @@ class _Frames:
             self.forget()
             answer.turned = False
 
-    def learn(self, line: str, answer: _Answer) -> None:
+    def learn(self, line: str, chunk: Any, answer: _Answer, count: int = 1) -> None:
         """Keep the frame of a line that was read in full, if it is one."""
         if answer.finish is not None or answer.has_refusal or answer.halves:
             return  # what comes now may be refused: it is read in full
-        self.wait -= 1
+        self.wait -= count
         if self.wait > 0 or self.stopped or len(line) > self.LONGEST:
             return
-        frame = _make_frame(line, answer)
-        if frame is None:
+        hole = _hole(chunk, answer)
+        if hole is None:
             return
         # Where frames do not repeat, learning them pauses for longer and longer.
         self.pause = 1 if self.hits else min(self.pause * 2, 256)
         self.wait, self.hits = self.pause, 0
-        self.frames = [frame, *self.frames[:3]]
+        self.frames = [_make_frame(line, *hole), *self.frames[:3]]
 
 
 def _hole(chunk: dict[str, Any], answer: _Answer) -> tuple[Any, str, list[Any]] | None:
@@ -2875,9 +2999,9 @@ def _hole(chunk: dict[str, Any], answer: _Answer) -> tuple[Any, str, list[Any]] 
     keys = [key for key in full if key != "role"]
     if len(keys) != 1:
         return None
-    key, path = keys[0], ["choices", 0, "delta", keys[0]]
+    key = keys[0]
     if key == "content" or key in _REASONING_KEYS:
-        return (key, key, path) if isinstance(choice["delta"][key], str) else None
+        return (key, key, [key]) if isinstance(choice["delta"][key], str) else None
     if key != "tool_calls" or len(choice["delta"][key]) != 1:
         return None
     piece = choice["delta"][key][0]
@@ -2887,24 +3011,18 @@ def _hole(chunk: dict[str, Any], answer: _Answer) -> tuple[Any, str, list[Any]] 
     more = any(v is not None and (v or n != "id") for n, v in piece.items() if n not in plain)
     if call is None or more or function.get("name") or not _is_words(function.get("arguments")):
         return None
-    return call, "arguments", [*path, 0, "function", "arguments"]
+    return call, "arguments", ["tool_calls", 0, "function", "arguments"]
 
 
-def _make_frame(line: str, answer: _Answer) -> _Frame | None:
-    chunk = _parse_json(line[line.index("{") :])
-    hole = _hole(chunk, answer)
-    if hole is None:
-        return None
-    carrier, key, path = hole
-    frame = _Frame(answer.adder(carrier), carrier, path)
+def _make_frame(line: str, carrier: Any, key: str, path: list[Any]) -> _Frame:
+    frame, chunk = _Frame(carrier, path), _parse_json(line[line.index("{") :])
     spot = _spot(line, chunk, key, path)
     padding = spot
     if _is_words(chunk.get("obfuscation")):  # Azure pads every chunk
         padding = _spot(line, chunk, "obfuscation", ["obfuscation"])
     if spot is not None and padding is not None:
-        line = line[:-1] + "\r\n\r\n" if line.endswith("\r") else line + "\n\n"
         (a, b), (c, d) = sorted((spot, padding))
-        frame.set_text(line[:a], line[b + 1 : c], line[d + 1 :], spot <= padding)
+        frame.set_text(line[:a], line[b:c] if b < c else "", line[d:], spot <= padding)
     frame.set_pattern(chunk)
     return frame
 
@@ -2917,7 +3035,7 @@ def _spot(line: str, chunk: dict[str, Any], key: str, path: list[Any]) -> tuple[
         try:
             value, end = _scanstring(line, start)
             marked = _parse_json(line[begin:start] + _MARKER + line[end - 1 :])
-            place = marked
+            place = marked if key == "obfuscation" else marked["choices"][0]["delta"]
             for step in path[:-1]:
                 place = place[step]
             if place[path[-1]] == _MARKER:
@@ -2983,7 +3101,7 @@ class Decoder:
     @property
     def partial(self) -> Completion:
         """What has been given out so far: no finish reason, no tool calls."""
-        return self._answer.completion()
+        return self._answer.completion(without=self._answer.out)
 
     @property
     def quirks(self) -> tuple[str, ...]:
@@ -3009,61 +3127,48 @@ class Decoder:
         yield from self._read()
         if self.completion is None:
             self._try(self._end, clean)
-            yield from self._given_out()
+            yield from self._read()
 
     def _read(self) -> Iterator[Event]:
-        answer, frames = self._answer, self._frames
-        strings = frames.strings
+        # The place is the decoder's, so an iterator that is left half read loses nothing.
+        out = self._answer.out
         while True:
-            # The place is the decoder's, so an iterator that is left half read loses nothing.
-            if answer.out:
-                yield from self._given_out()
-            while strings:
-                string = strings.popleft()
-                if frames.simple:
-                    answer.pieces += 1  # not the first: the frame was learned from one
-                    yield frames.add(string)
-                else:
-                    answer.repeat(frames.last, string)
-                    yield from self._given_out()
-            if self._take_repeated():
-                continue
+            while out:
+                yield out.popleft()
+            if self._error is not None:
+                raise _again(self._error)
             if not self._read_on():
-                yield from self._given_out()
                 return
-            if answer.out or self._error is not None:
-                yield from self._given_out()
-
-    def _take_repeated(self) -> bool:
-        """Whether the next events repeat a frame, which then has their strings."""
-        frames, answer, at = self._frames, self._answer, self._at
-        if at == len(self._text) or not frames.frames or self._data or self._event:
-            return False
-        self._at = frames.match(self._text, at, at + self._short)
-        if self._at == at:
-            return False
-        if frames.last.carrier == "content" and (answer.think.busy or frames.has_angle()):
-            frames.simple = False
-        if frames.simple:
-            answer.last_at = answer.now
-        return True
 
     def _read_on(self) -> bool:
-        """Read the next event, line or block; whether there was one."""
+        """Read the next events, line or block; whether there was one."""
         text, at = self._text, self._at
-        end = text.find("\n", at)
-        if end >= 0:
-            whole = text.startswith("data: {", at) and text.startswith("\n", end + 1)
-            if whole and end - at < self._short and not self._data and not self._event:
-                self._at = end + 2
-                self._try(self._whole_event, text[at:end])
-            else:
+        if at < len(text):
+            if self._data or self._event or not self._read_whole(text, at):
+                end = text.index("\n", at)
                 self._at = end + 1
                 self._try(self._line, text[at:end])
-        elif self._queue and self._error is None and self._answer.completed is None:
+        elif self._queue:
             self._try(self._take)
         else:
             return False
+        return True
+
+    def _read_whole(self, text: str, at: int) -> bool:
+        """Read an event of one line, as nearly all are, or several that repeat one."""
+        last, frames = at + self._short, self._frames
+        if frames.frames:
+            carrier, strings, self._at = frames.match(text, at, last)
+            if not strings:
+                carrier, strings, self._at = frames.match_chunks(text, at, last, self._answer)
+            if strings:
+                self._answer.repeated(carrier, strings)
+                return True
+        end = text.find("\n", at, last)
+        if end < 0 or not text.startswith("data: {", at) or not text.startswith("\n", end + 1):
+            return False
+        self._at = end + 2
+        self._try(self._whole_event, text[at:end])
         return True
 
     def _try(self, step: Callable[..., None], *args: Any) -> None:
@@ -3075,45 +3180,35 @@ class Decoder:
                     "an event nested too deep for what is left of the stack"
                 )
             except Error as error:
-                error.quirks, error.partial = self.quirks, self.partial
+                error.quirks, error.partial = self.quirks, self._answer.completion()
                 self._error = _again(error)
             if self._error is not None or self._answer.completed is not None:  # nothing follows
-                self._frames.stop()
                 self._queue.clear()
-
-    def _given_out(self) -> Iterator[Event]:
-        """The events of what was read, then its error."""
-        out = self._answer.out
-        while out:
-            yield out.popleft()
-        if self._error is not None:
-            raise _again(self._error)
+                self._text, self._at = "", 0
 
     # Bytes to lines
 
     def _take(self) -> None:
         """Cut the next block into lines."""
         self._check_size(len(self._tail))  # when all before the open line has been read
-        self._answer.now, data = self._queue.popleft()
-        self._answer.join_pieces()
-        limit = self._limits.wire_bytes
+        answer, limit = self._answer, self._limits.wire_bytes
+        answer.now, data = self._queue.popleft()
+        if answer.pieces > answer.joined + 4096:
+            answer.join_pieces()
         if self._size > limit:
             raise LimitExceeded(f"more than {limit} bytes (Limits.wire_bytes)")
         self._size += len(data)
         if self._size > limit:  # what came before the limit still counts (P9)
-            self._queue.appendleft((self._answer.now, b""))
+            self._queue.appendleft((answer.now, b""))
             data = data[: limit - self._size]
-        data = self._begin(data)
+        data = data if self._head is None else self._begin(self._head, data)
         if self._json is not None:
             self._keep_json(self._json, data)
         else:
             self._split(data)
 
-    def _begin(self, data: bytes) -> bytes:
+    def _begin(self, head: bytearray, data: bytes) -> bytes:
         """Hold the start until it shows what the body is: SSE, or JSON (S2, S11)."""
-        head = self._head
-        if head is None:
-            return data
         head += data
         if self._mark_due:
             if len(head) < 3 and _BYTE_ORDER_MARK.startswith(head):
@@ -3256,21 +3351,14 @@ class Decoder:
         self._object(text)
 
     def _object(self, text: str) -> None:
-        frames, answer = self._frames, self._answer
-        try:
-            value = _parse_json(text)
-        except ValueError:
+        value = self._frames.decode(text)
+        if value is None and text != "null":
             self._joined(text)
             return
-        alone = isinstance(value, dict) and len(self._data) == 1 and not self._event
-        found = frames.alike(value) if frames.frames and alone and "\\u" not in text else None
-        if found is not None:
-            answer.repeat(*found)
-        else:
-            self._value(value, text)
-            frames.settle(answer)
-        if alone:
-            frames.learn(self._last, answer)
+        self._value(value, text)
+        self._frames.settle(self._answer)
+        if isinstance(value, dict) and len(self._data) == 1 and not self._event:
+            self._frames.learn(self._last, value, self._answer)
 
     def _value(self, value: Any, text: str) -> None:
         failure = _failure(value)
@@ -3367,7 +3455,10 @@ def _accept_names(accept: Any) -> frozenset[str]:
 
 # -- 5. Transport --------------------------------------------------------------------------------
 
-_READ = 16384  # decodes as fast as larger reads, and keeps 200 streams small
+# Bytes at a time: little where events come one by one, as a thread that waits holds a buffer of
+# that size, and much where reads are full.
+_READ, _READ_MOST = 2048, 65536
+_PEEKED = 16384  # bytes of a body in which its first byte that is no blank has to be
 
 
 class _Control:
@@ -3423,7 +3514,7 @@ class _Control:
             raise Cancelled("the stream was closed")
 
     def sleep(self, seconds: float) -> None:
-        limit, message = self.limit(seconds, "")
+        limit, message = self.limit(seconds)
         limit = min(seconds if limit is None else limit, threading.TIMEOUT_MAX)
         if self.asleep.acquire(timeout=max(0.0, limit)):
             self.asleep.release()
@@ -3432,10 +3523,11 @@ class _Control:
             raise Timeout(message)
 
     def limit(
-        self, seconds: float | None, name: str, idles: Sequence[tuple[float, str]] = ()
+        self, seconds: float | None, idles: Sequence[tuple[float, str]] = ()
     ) -> tuple[float | None, str]:
-        """How long the next wait may take, and what to say after it. Raises ``Timeout``."""
-        message = f"nothing came for {seconds} s: {name}= sets the limit"
+        """How long the next wait may take, and what to say after it, if it is not ``seconds``.
+        Raises ``Timeout``."""
+        message = ""
         for most, text in idles:
             if seconds is None or most < seconds:
                 seconds, message = most, text
@@ -3478,7 +3570,7 @@ class HttpRequest:
     @property
     def connect_timeout(self) -> float | None:
         """Seconds that connecting may take from now; None is no limit. Raises ``Timeout``."""
-        return self._control.limit(self._connect_timeout, "connect_timeout")[0]
+        return self._control.limit(self._connect_timeout)[0]
 
     @property
     def timeout(self) -> float | None:
@@ -3486,7 +3578,12 @@ class HttpRequest:
         return self._wait()[0]
 
     def _wait(self) -> tuple[float | None, str]:
-        return self._control.limit(self._idle_timeout, "idle_timeout", self._control.idles)
+        return self._control.limit(self._idle_timeout, self._control.idles)
+
+    def _late(self, message: str) -> str:
+        """What to say after a wait that was too long."""
+        silent = f"nothing came for {self._idle_timeout} s: idle_timeout= sets the limit"
+        return self._control.expired() or message or silent
 
     def on_cancel(self, abort: Callable[[], object]) -> None:
         """Call ``abort`` from another thread when the stream is closed: it must wake a read."""
@@ -4317,7 +4414,6 @@ class _Response:
             if self.chunks is not None and self.chunks.failed is not None:
                 raise _again(self.chunks.failed)
             raw = self.receive(size, timeout)
-            timeout = _left(end)
             if not raw:
                 self.ended, self.reuse = True, False
                 if self.chunks is not None or self.left is not None:
@@ -4326,6 +4422,7 @@ class _Response:
             data = self.take(raw)
             if data:
                 return data
+            timeout = _left(end)  # it was framing only
         return b""
 
     def receive(self, size: int, timeout: float | None) -> bytes:
@@ -4396,19 +4493,23 @@ class _Response:
         return float(match.group(1)) - 1 if match else 4.0
 
 
+# The sizes of chunks by their lines, with the line break of the chunk before: b"\r\n10c\r\n".
+# A stream's chunks have few sizes, and to look one up takes a quarter of the time to read it.
+_sizes: dict[bytes, int] = {}
+
+
 class _Chunks:
     """Chunked framing, from pieces cut anywhere. ``http.client`` hides a cut (E3)."""
 
     LINE = 8192  # bytes of a size line with its extensions, and of all trailers
 
     def __init__(self) -> None:
-        self.state = "size"  # then "data", "end of data", and at last "trailer"
+        self.state = "size"  # then "data", and at last "trailer"
         self.left = 0  # bytes of the chunk that are still to come
-        self.line = b""  # one that is not whole yet
+        # What is not whole yet: a size line stands behind the line break of the chunk before it.
+        self.line = b"\r\n"
+        self.width = 0  # of the last size line, with both its line breaks
         self.trailers = 0
-        # A stream's chunks have few sizes: by their lines, b"10c\r\n".
-        self.sizes: dict[bytes, int] = {}
-        self.width = 0  # of the last one
         self.ended = self.surplus = False
         self.failed: Error | None = None
 
@@ -4435,31 +4536,37 @@ class _Chunks:
                 self.left -= len(piece)
                 if self.left:
                     break
-                self.state = "end of data"
-                continue
-            if self.state == "size":
-                at = self.read_usual(raw, at, out)
-            end = raw.find(b"\n", at)
+                self.state = "size"
+            at = self.read_usual(raw, at, out) if self.state == "size" else at
+            end = self.line_end(raw, at)
             if end < 0:
                 self.line = raw[at:]
                 self.check(len(self.line))
                 break
-            self.read_line(raw[at:end])
+            self.read_line(raw[at : end + 1])
             at = end + 1
         self.surplus = self.ended and at < len(raw)
 
     def read_usual(self, raw: bytes, at: int, out: list[bytes]) -> int:
-        """Take the chunks that are whole and of a size seen before; where they end."""
-        size_of, width = self.sizes.get, self.width
+        """Take the chunks that are whole and whose size was seen before; where they end."""
+        size_of, width, whole = _sizes.get, self.width, len(raw)
         while True:
             size = size_of(raw[at : at + width])
             if size is None:
                 return at
-            end = at + width + size
-            if raw[end : end + 2] != b"\r\n":  # it is not whole, or broken
+            start = at + width
+            if start + size > whole:
                 return at
-            out.append(raw[at + width : end])
-            at = end + 2
+            at = start + size
+            out.append(raw[start:at])
+
+    def line_end(self, raw: bytes, at: int) -> int:
+        end = raw.find(b"\n", at)
+        if self.state == "size" and end >= 0:
+            if raw[at:end] not in (b"", b"\r"):
+                raise ProtocolError("a chunk is longer than its size")
+            end = raw.find(b"\n", end + 1)
+        return end
 
     def check(self, size: int) -> None:
         if size > self.LINE:
@@ -4467,16 +4574,13 @@ class _Chunks:
 
     def read_line(self, line: bytes) -> None:
         self.check(len(line))
-        text = line[:-1] if line.endswith(b"\r") else line
+        text = line[:-2] if line.endswith(b"\r\n") else line[:-1]
         if self.state == "size":
+            text = text.partition(b"\n")[2]
             self.left = self.read_size(text)
             self.state = "data" if self.left else "trailer"
-            if self.left and line != text and len(self.sizes) < 256:
-                self.sizes[line + b"\n"], self.width = self.left, len(line) + 1
-        elif self.state == "end of data":
-            if text:
-                raise ProtocolError("a chunk is longer than its size")
-            self.state = "size"
+            if line == b"\r\n%x\r\n" % self.left and 0 < self.left < 4096:
+                _sizes[line], self.width = self.left, len(line)
         else:
             self.trailers += len(text)
             self.check(self.trailers)
@@ -4774,6 +4878,7 @@ class _Exchange:
         self.whole = True  # until the framing tells otherwise
         self.ended = self.closed = False
         self.ahead = b""  # read to see what it is
+        self.size = _READ
         self.inflater: _Inflater | None = None
 
     def read(self) -> bytes:
@@ -4781,12 +4886,13 @@ class _Exchange:
         self.control.check()
         seconds, message = self.request._wait()
         try:
-            data = self.response.read(_READ, seconds)
+            data = self.response.read(self.size, seconds)
+            self.size = _READ if 2 * len(data) < self.size else _READ_MOST
         except Truncated:
             self.whole, data = False, b""
         except Timeout:
             self.control.check()
-            raise Timeout(self.control.expired() or message) from None
+            raise Timeout(self.request._late(message)) from None
         except Error:
             self.control.check()
             raise
@@ -4823,7 +4929,7 @@ class _Exchange:
     def peek(self) -> bytes:
         """The body from its first byte that is no blank: enough to tell what it is."""
         ahead = start = b""
-        while len(start) < 6 and start[:1] not in (b"{", b"[") and len(ahead) < _READ:
+        while len(start) < 6 and start[:1] not in (b"{", b"[") and len(ahead) < _PEEKED:
             data = self.read_decoded()
             if not data:
                 break
@@ -4941,33 +5047,30 @@ class Stream:
         self._failure: Error | None = None
 
     def __iter__(self) -> Iterator[Event]:
-        return self
-
-    def __next__(self) -> Event:
+        # A generator is resumed at half the price of a __next__ in Python. Each is a new one, and
+        # has no place of its own: a loop that is left is gone on with by the next.
         if self._failure is not None:
             raise _again(self._failure)
-        if not self._reading.acquire(False):  # whoever reads may be this thread, below a layer
-            raise self._disturbed()
         try:
-            event = next(self._events)
-        except StopIteration:
-            if self._completion is not None:
-                raise
-            self._failure = self._unfinished()
+            for event in self._events:
+                if type(event) is Completed:
+                    self._completion = event.completion
+                yield event
         except Error as error:
             self._failure = _again(error)
             raise
-        else:
-            if type(event) is Completed:
-                self._completion = event.completion
-            return event
-        finally:
-            self._reading.release()
-        raise _again(self._failure)
+        except ValueError as error:
+            if "already executing" in str(error):
+                raise self._disturbed() from None
+            raise
+        if self._completion is None:
+            self._failure = self._unfinished()
+            raise _again(self._failure)
+
+    def __next__(self) -> Event:
+        return next(iter(self))
 
     def _disturbed(self) -> Exception:
-        if self._completion is not None:  # pragma: no cover - it is being closed right now
-            return StopIteration()
         if self._control.cancelled:
             return self._unfinished()
         return RuntimeError("the stream is being read already")
@@ -5011,11 +5114,7 @@ class Stream:
         """Stop, from any thread, at any time: the reader gets ``Cancelled``. Never waits."""
         if self._completion is None:
             self._control.cancel()
-        if self._reading.acquire(blocking=False):  # else its reader wakes, and ends it
-            try:
-                self._close_all()
-            finally:
-                self._reading.release()
+        self._close_all()
 
     def _close_all(self) -> None:
         # A layer that reads with a plain `for` closes nothing, and PyPy drops things late.
@@ -5481,7 +5580,7 @@ class Client:
         """Send the request; a success, or an error. A refused optional field is left out once."""
         control.check()
         if request.include_usage is None:
-            request = request.replace(include_usage=self._include_usage)
+            request = Request._made({**request.__dict__, "include_usage": self._include_usage})
         # A refused optional field is left out, and the request sent again. When that fails for a
         # reason of the moment, the first refusal is what is told.
         learned, refusal = self._learned, None
@@ -5520,7 +5619,7 @@ class Client:
             return _Exchange(self._backend.send(request), request)
         except Timeout as error:
             control.check()
-            late = control.expired() or request._wait()[1]
+            late = control.expired() or request._late(request._wait()[1])
             unsent = error.unsent
         except Error as error:
             request.release()

@@ -127,7 +127,8 @@ def imports(nodes: Any) -> set[str]:
 
 
 AT_THE_TOP = {
-    *("__future__", "binascii", "codecs", "collections", "io", "json", "os", "re", "select"),
+    *("__future__", "binascii", "codecs", "collections", "functools", "io", "itertools", "json"),
+    *("os", "re", "select"),
     *("socket", "stat", "sys", "threading", "time", "typing"),
 }
 WHEN_NEEDED = {"email", "http", "inspect", "ssl", "urllib", "zlib"}
