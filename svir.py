@@ -1338,9 +1338,9 @@ def _tells_too_much(url: Any) -> bool:
 
 # -- 3. Encoder ----------------------------------------------------------------------------------
 
-_BLOCK = (
-    48 * 1024
-)  # bytes of a file at a time: a multiple of 3, so base64 blocks join without padding
+# Bytes of a file at a time: a multiple of 3, so base64 blocks join without padding. Half of it
+# takes a fifth more time for images; twice as much, more than a MiB for text.
+_BLOCK = 96 * 1024
 
 _TWO_BYTES = b'"\\\n\r\t\b\f'  # escape to a backslash and a letter; other controls to \u00XX
 _SIX_BYTES = bytes(byte for byte in range(0x20) if byte not in _TWO_BYTES)
@@ -2689,7 +2689,7 @@ class _Answer:
                 "partial_tool_calls": tuple(partial),
                 "reasoning": tuple(Reasoning(text, source) for text, source in reasoning if text),
                 "finish_reason": finish,
-                "usage": None if usage is None else Usage(*usage),
+                "usage": None if usage is None else Usage._made(dict(zip(Usage._fields, usage))),
                 "id": ids.get("id", ""),
                 "model": ids.get("model", ""),
                 "timing": self.timing(),
@@ -2706,7 +2706,8 @@ class _Answer:
         if usage is not None:
             hidden = 0 if self.reasoning else usage[3] or 0
             tokens = max(usage[1] - hidden, 0)
-        return Timing(self.first_at, self.last_at, self.pieces, tokens)
+        times = (self.first_at, self.last_at, self.pieces, tokens)
+        return Timing._made(dict(zip(Timing._fields, times)))
 
     # An answer that was not streamed
 
@@ -3200,7 +3201,7 @@ class Decoder:
         self._check_size(len(self._tail))  # when all before the open line has been read
         answer, limit = self._answer, self._limits.wire_bytes
         answer.now, data = self._queue.popleft()
-        if answer.pieces > answer.joined + 4096:
+        if answer.pieces > answer.joined + 64:
             answer.join_pieces()
         if self._size > limit:
             raise LimitExceeded(f"more than {limit} bytes (Limits.wire_bytes)")
@@ -3359,6 +3360,7 @@ class Decoder:
 
     def _object(self, text: str) -> None:
         value = self._frames.decode(text)
+        self._frames.decoded = "", None
         if value is None and text != "null":
             self._joined(text)
             return
@@ -3463,8 +3465,8 @@ def _accept_names(accept: Any) -> frozenset[str]:
 # -- 5. Transport --------------------------------------------------------------------------------
 
 # Bytes at a time: little where events come one by one, as a thread that waits holds a buffer of
-# that size, and much where reads are full.
-_READ, _READ_MOST = 2048, 131072
+# that size, and much where reads are full. A short answer comes whole with its headers.
+_READ, _READ_MOST, _READ_FIRST = 2048, 131072, 16384
 _PEEKED = 16384  # bytes of a body in which its first byte that is no blank has to be
 
 
@@ -3612,6 +3614,10 @@ class HttpRequest:
 _HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+\Z")
 
 
+def _is_header_value(value: str) -> bool:
+    return value.isascii() and value.replace("\t", " ").isprintable()
+
+
 class _Headers(Dict[str, str]):
     """Headers whose values show in no repr: any may be a credential (D38)."""
 
@@ -3722,7 +3728,7 @@ class HttpBackend:
 
     def send(self, request: HttpRequest) -> HttpResponse:
         """Send the request, and return once the headers of the answer are here."""
-        where = _Address(request.url)
+        where = _address(request.url)
         try:
             connection = self._pool.take(where.key) or self._connect(where, request)
         except Timeout as error:
@@ -3792,7 +3798,7 @@ class HttpBackend:
         for name in headers:  # no value in a local: see _Hidden
             if not _HEADER_NAME.match(name):
                 raise ConfigError("the name of a header cannot be sent as it is")
-            if not re.match(r"[\t -~]*\Z", headers[name]):
+            if not _is_header_value(headers[name]):
                 raise ConfigError(f"the value of the header {name} cannot be sent as it is")
         start = f"{request.method} {target} HTTP/1.1"
         if not re.match(r"[A-Z]+ [!-~]+ HTTP/1.1\Z", start):
@@ -3892,6 +3898,8 @@ class _Address:
         self.port = int(port) if port else (443 if self.tls else 80)
         self.key = (self.tls, self.host, self.port)
 
+
+_address = functools.lru_cache(maxsize=16)(_Address)
 
 _PROXY_HINT = 'it asks for a password, as proxy="http://user:password@host:port"'
 
@@ -4202,7 +4210,8 @@ class _Connection:
         """Send it all; or why that ended early: a failure, or an answer that is already there."""
         blocks = iter(request.body) if request.body is not None else iter(())
         try:
-            early = self.send_block(memoryview(head.data + next(blocks, b"")), request)
+            first = memoryview(head.data + next(blocks, b""))
+            early = self.send_block(first, request, _WRITABLE)  # there can be no answer yet
             while not early:
                 block = next(blocks, None)
                 if block is None:
@@ -4217,26 +4226,28 @@ class _Connection:
             return error.strerror or type(error).__name__
         raise Timeout("the server took nothing of the request in time")
 
-    def send_block(self, view: memoryview, request: HttpRequest) -> bool:
+    def send_block(self, view: memoryview, request: HttpRequest, ready: int = 0) -> bool:
         """Whether the server answers already: then it wants no more (H12)."""
         if not isinstance(self.sock, socket.socket) or self.where.tls:
             return self.send_tls(view, request)
         self.sock.settimeout(0)
         end = _after(request.timeout)
         while view:
-            ready = _poll([self.sock], True, True, _left(end)).get(self.sock.fileno(), 0)
+            if not ready:
+                ready = _poll([self.sock], True, True, _left(end)).get(self.sock.fileno(), 0)
             if ready & _READABLE and self.is_answered():
                 return True
             if ready & ~_READABLE:  # it takes more, or has failed: sending tells
                 try:
                     view = view[self.sock.send(view) :]
-                    end = _after(request.timeout)
+                    end = _after(request.timeout) if view else end
                 except BlockingIOError:  # pragma: no cover - the kernel took its offer back
                     pass
             elif end is not None and time.monotonic() >= end:
                 raise socket.timeout("timed out")
             else:  # a part of a 1xx answer, mostly
                 time.sleep(0.001)
+            ready = 0
         return False
 
     def send_tls(self, view: memoryview, request: HttpRequest) -> bool:
@@ -4283,7 +4294,7 @@ class _Connection:
         try:
             ahead, self.ahead = self.ahead, b""
             head, rest = _read_head(
-                lambda: _receive(self.sock, _READ, request.timeout), ahead, hint
+                lambda: _receive(self.sock, _READ_FIRST, request.timeout), ahead, hint
             )
         except Error:
             raise
@@ -4496,7 +4507,8 @@ class _Response:
             return False
 
     def idle_seconds(self) -> float:
-        match = re.search(r"timeout\s*=\s*(\d{1,6})", self.headers.get("keep-alive", ""), re.I)
+        promise = self.headers.get("keep-alive", "")
+        match = re.search(r"timeout\s*=\s*(\d{1,6})", promise, re.I) if promise else None
         return float(match.group(1)) - 1 if match else 4.0
 
 
@@ -4598,7 +4610,7 @@ class _Chunks:
 
     def read_size(self, line: bytes) -> int:
         digits = line.partition(b";")[0].strip(b" \t")
-        if not re.match(rb"[0-9A-Fa-f]{1,16}\Z", digits):
+        if not 1 <= len(digits) <= 16 or digits.strip(b"0123456789ABCDEFabcdef"):
             raise ProtocolError("a bad chunk size")
         return int(digits, 16)
 
@@ -5821,7 +5833,7 @@ def _caller_headers(headers: Any) -> dict[str, Secret]:
                 f"svir writes the header {name} itself"
                 + (": use api_key=" if name.lower() == "authorization" else "")
             )
-        if not re.match(r"[\t -~]*\Z", _secret(secret, f"the header {name}").reveal()):
+        if not _is_header_value(_secret(secret, f"the header {name}").reveal()):
             raise ConfigError(
                 f"the value of the header {name} has a control or non-ASCII character"
             )

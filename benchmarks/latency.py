@@ -26,7 +26,7 @@ ROUNDS = 7
 
 def with_svir(base_url: str) -> Callable[[], Iterator[str]]:
     client = kept(svir.Client(base_url))
-    request = svir.Request(f"timed-{COUNT}@{RATE}", "Go")
+    request = svir.Request(MODEL, "Go")
 
     def read() -> Iterator[str]:
         for event in client.stream(request):
@@ -36,19 +36,22 @@ def with_svir(base_url: str) -> Callable[[], Iterator[str]]:
     return read
 
 
-def body() -> bytes:
+MODEL = f"timed-{COUNT}@{RATE}"
+
+
+def body(model: str) -> bytes:
     messages = [{"role": "user", "content": "Go"}]
-    fields = {"model": f"timed-{COUNT}@{RATE}", "stream": True, "messages": messages}
-    return json.dumps(fields).encode()
+    return json.dumps({"model": model, "stream": True, "messages": messages}).encode()
 
 
-def bare_socket(base_url: str) -> Callable[[], Iterator[str]]:
+def bare_socket(base_url: str, model: str = MODEL) -> Callable[[], Iterator[str]]:
     host, port = base_url.split("/")[2].split(":")
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: {host}\r\nContent-Length: {len(body())}"
+    sent = body(model)
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: {host}\r\nContent-Length: {len(sent)}"
 
     def read() -> Iterator[str]:
         with socket.create_connection((host, int(port))) as sock:
-            sock.sendall(head.encode() + b"\r\n\r\n" + body())
+            sock.sendall(head.encode() + b"\r\n\r\n" + sent)
             blocks = iter(lambda: sock.recv(16384), b"")
             yield from deltas(lines_of(blocks))  # lines of chunk sizes are no data lines
 
@@ -62,7 +65,7 @@ def by_hand_urllib3(base_url: str) -> Callable[[], Iterator[str]]:
 
     def read() -> Iterator[str]:
         url = base_url + "/chat/completions"
-        response: Any = pool.request("POST", url, body=body(), preload_content=False)
+        response: Any = pool.request("POST", url, body=body(MODEL), preload_content=False)
         try:
             yield from deltas(lines_of(response.stream()))
         finally:
