@@ -599,7 +599,7 @@ def _checked(value: Any, kind: str, what: str) -> Any:
     if value is None and optional:
         return None
     if sequence:
-        if isinstance(value, (str, bytes, dict)) or not hasattr(value, "__iter__"):
+        if isinstance(value, (str, bytes, dict, type(None))) or not hasattr(value, "__iter__"):
             raise ConfigError(f"{what} must be a list, not {type(value).__name__}")
         return tuple(_checked(item, kind, f"{what}[{place}]") for place, item in enumerate(value))
     if kind in _CHOICES:
@@ -1995,14 +1995,18 @@ class _Think:
 
 
 class _Pieces(List[str]):
-    """The pieces of a text. Small strings take ten times their memory, so many become one."""
+    """The pieces of a text. Small strings take ten times their memory, so many become one, and of
+    those, many again."""
 
-    joined = 0  # how many at the start are long
+    long = joined = 0  # how many at the start were joined twice, and at all
 
     def join(self) -> None:
         if len(self) > self.joined:
             self[self.joined :] = ["".join(self[self.joined :])]
-            self.joined = len(self)
+        if len(self) > self.long + 64:
+            self[self.long :] = ["".join(self[self.long :])]
+            self.long = len(self)
+        self.joined = len(self)
 
 
 class _OpenCall:
@@ -2026,6 +2030,7 @@ class _OpenCall:
 def _lengths(events: Iterable[Event]) -> dict[Any, int]:
     """How many characters events add to the text, each kind of reasoning and each call."""
     lengths: dict[Any, int] = {}
+    carrier: Any
     for event in events:
         if isinstance(event, TextDelta):
             carrier, text = "content", event.text
@@ -2811,11 +2816,11 @@ class _Frame:
         end = begin + len(whole)
         if not (text.startswith(whole, begin) and text.startswith(self.end, end)):
             inner = inner[: self.count(text, at, inner)]
-        columns = zip(*found) if self.middle else [found]
+        columns = [list(column) for column in zip(*found)] if self.middle else [found]
         strings = [_unescaped(column[: len(inner)]) for column in columns]
         n = min(map(len, strings))
         if n == len(found):
-            self.reach *= 4
+            self.reach = min(4 * self.reach, 1 << 20)
             return strings[0 if self.is_first else -1], end + len(self.end)
         self.reach = 4 * len(self.between)
         if self.inside == _NO_QUOTES and '\\"' in text[at:last]:
@@ -2869,11 +2874,11 @@ class _Frame:
         return type(choice.get("index", 0)) is int
 
 
-def _unescaped(inner: Sequence[str]) -> Sequence[str]:
+def _unescaped(inner: list[str]) -> list[str]:
     """What stands inside quotes as the strings it is, up to the first that is none."""
     if "\\" not in "".join(inner):
         return inner
-    strings = list(inner)
+    strings = inner[:]
     for n in [n for n, text in enumerate(inner) if "\\" in text]:
         try:
             strings[n], _ = _scanstring(inner[n] + '"', 0)
@@ -2946,6 +2951,8 @@ class _Frames:
             carrier, string = found
             strings.append(string)
             start, at, chunk = at, end + 2, self.decoded[1]
+            if len(strings) >= self.wait:  # once learned from, the next may repeat its text
+                break
         if strings:
             self.learn(text[start : at - 2], chunk, answer, len(strings))
         return carrier, strings, at
@@ -3123,7 +3130,7 @@ class Decoder:
         """Store bytes at once; the iterator reads them, and raises after the events before."""
         if type(data) is not bytes:
             data = bytes(_check(data, (bytes, bytearray, memoryview), "what is fed"))
-        if self._error is None and self.completion is None:  # after the end nothing is read
+        if self._error is None and self._answer.completed is None:  # after the end it is dropped
             self._queue.append((self._clock() - self._start, data))
         return self._read()
 
@@ -3198,7 +3205,8 @@ class Decoder:
 
     def _take(self) -> None:
         """Cut the next block into lines."""
-        self._check_size(len(self._tail))  # when all before the open line has been read
+        if self._tail:
+            self._check_size(len(self._tail))  # when all before the open line has been read
         answer, limit = self._answer, self._limits.wire_bytes
         answer.now, data = self._queue.popleft()
         if answer.pieces > answer.joined + 64:

@@ -9,6 +9,7 @@ share. Against a bare socket whose lines are decoded; the processor's time again
 from __future__ import annotations
 
 import json
+import random
 import socket
 import statistics
 import time
@@ -21,12 +22,12 @@ import svir
 
 COUNT = 200
 RATE = 200
-ROUNDS = 7
+ROUNDS = 15
 
 
 def with_svir(base_url: str) -> Callable[[], Iterator[str]]:
     client = kept(svir.Client(base_url))
-    request = svir.Request(MODEL, "Go")
+    request = svir.Request(model(), "Go")
 
     def read() -> Iterator[str]:
         for event in client.stream(request):
@@ -36,7 +37,8 @@ def with_svir(base_url: str) -> Callable[[], Iterator[str]]:
     return read
 
 
-MODEL = f"timed-{COUNT}@{RATE}"
+def model() -> str:
+    return f"timed-{COUNT}@{RATE}"
 
 
 def body(model: str) -> bytes:
@@ -44,7 +46,7 @@ def body(model: str) -> bytes:
     return json.dumps({"model": model, "stream": True, "messages": messages}).encode()
 
 
-def bare_socket(base_url: str, model: str = MODEL) -> Callable[[], Iterator[str]]:
+def bare_socket(base_url: str, model: str) -> Callable[[], Iterator[str]]:
     host, port = base_url.split("/")[2].split(":")
     sent = body(model)
     head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: {host}\r\nContent-Length: {len(sent)}"
@@ -62,10 +64,11 @@ def by_hand_urllib3(base_url: str) -> Callable[[], Iterator[str]]:
     import urllib3
 
     pool = urllib3.PoolManager()
+    sent = body(model())
 
     def read() -> Iterator[str]:
         url = base_url + "/chat/completions"
-        response: Any = pool.request("POST", url, body=body(MODEL), preload_content=False)
+        response: Any = pool.request("POST", url, body=sent, preload_content=False)
         try:
             yield from deltas(lines_of(response.stream()))
         finally:
@@ -91,14 +94,14 @@ def run(read: Callable[[], Iterator[str]]) -> dict[str, float]:
 def measure() -> Report:
     report = Report(f"An event on its way, {RATE} a second: the wait for it, and its CPU")
     with server() as base_url:
-        readers = {"a bare socket": bare_socket(base_url), "svir": with_svir(base_url)}
+        readers = {"a bare socket": bare_socket(base_url, model()), "svir": with_svir(base_url)}
         try:
             readers["urllib3, a loop by hand"] = by_hand_urllib3(base_url)
         except ImportError:
             pass
         rounds: dict[str, list[dict[str, float]]] = {name: [] for name in readers}
         for number in range(ROUNDS + 1):
-            for name, read in readers.items():
+            for name, read in random.sample([*readers.items()], len(readers)):
                 figures = run(read)
                 if number:  # not what only the first costs
                     rounds[name].append(figures)

@@ -298,3 +298,20 @@ def test_hostile_streams(name: str) -> None:
         whole.quirks,
     )
     assert whole.events
+
+
+@pytest.mark.parametrize(
+    "shape", [COMMON[0], COMMON[3], COMMON[8]], ids=["text", "reasoning", "call"]
+)
+def test_what_waits_to_be_given_out_is_no_part_of_partial(shape: Shape) -> None:
+    """A run of events is read at once; `partial` is what was given out of it, to the character."""
+    decoder = svir.Decoder()
+    chunks = [START, CALLS[0], CALLS[1], *map(shape, ["one", "two", "three", "four", "five"])]
+    given = ""
+    for event in decoder.feed(harness.sse(*chunks, done=False)):
+        given += getattr(event, "text", "") or getattr(event, "arguments", "")
+        partial = decoder.partial
+        calls = "".join(call.arguments for call in partial.partial_tool_calls)
+        thoughts = "".join(piece.text for piece in partial.reasoning)
+        assert partial.text + thoughts + calls == given
+    assert given == "onetwothreefourfive"

@@ -168,6 +168,20 @@ def test_close_from_the_reading_thread(server: MockServer) -> None:
     assert isinstance(reader.error, svir.Cancelled)
 
 
+def test_two_readers_of_one_stream(server: MockServer) -> None:
+    """The second is told, and disturbs nothing; nor does a layer that reads its own stream."""
+    server.default(OPEN_ANSWER, hang=True)
+    stream = svir.Client(server.url).stream(REQUEST)
+    reader = Reader(lambda: list(stream))
+    server.wait_until(lambda: server.open_connections == 1)
+    for read in (lambda: list(stream), lambda: next(stream), stream.result):
+        with pytest.raises(RuntimeError, match="the stream is being read already"):
+            read()
+    stream.close()
+    assert reader.join()
+    assert isinstance(reader.error, svir.Cancelled)
+
+
 def test_one_close_of_many_streams_ends_one(server: MockServer) -> None:
     server.default(OPEN_ANSWER, hang=True)
     client = svir.Client(server.url)
