@@ -599,9 +599,8 @@ def _checked(value: Any, kind: str, what: str) -> Any:
     if value is None and optional:
         return None
     if sequence:
-        if isinstance(value, (str, bytes, dict, type(None))) or not hasattr(value, "__iter__"):
-            raise ConfigError(f"{what} must be a list, not {type(value).__name__}")
-        return tuple(_checked(item, kind, f"{what}[{place}]") for place, item in enumerate(value))
+        items = enumerate(_items(value, what))
+        return tuple(_checked(item, kind, f"{what}[{place}]") for place, item in items)
     if kind in _CHOICES:
         return _choice(value, _CHOICES[kind], what)
     if kind == "FilePath":
@@ -619,6 +618,15 @@ def _checked(value: Any, kind: str, what: str) -> Any:
         except RecursionError:  # pragma: no cover - the caller's own stack is deep
             raise ConfigError(f"{what} is nested too deep") from None
     return value
+
+
+def _items(value: Any, what: str) -> Iterator[Any]:
+    try:
+        if not isinstance(value, (str, bytes, dict)):
+            return iter(value)
+    except TypeError:
+        pass
+    raise ConfigError(f"{what} must be a list, not {type(value).__name__}")
 
 
 def _copied(value: Any, what: str, depth: int) -> Any:
@@ -2018,30 +2026,25 @@ class _OpenCall:
         self.id = self.name = ""
         self.arguments = _Pieces()
         self.extra: dict[str, Any] = {}
-        self.shown: tuple[str, str, int] | None = None  # given out: id, name, pieces of arguments
+        self.shown = ("", "", 0)  # by its events: id, name, pieces of arguments
+        self.events = self.id_at = 0  # how many there are, and how many came before its id
 
-    def show(self) -> None:
+    def show(self, events: int = 1) -> None:
         self.shown = (self.id, self.name, len(self.arguments))
+        self.events += events
+
+    def partial(self, waiting: list[ToolCallDelta]) -> ToolCall | None:
+        """What its events said, but for those that still wait to be given out."""
+        given, (id, name, pieces) = self.events - len(waiting), self.shown
+        if given <= 0:
+            return None
+        name = name[: len(name) - sum(len(event.name) for event in waiting)]
+        arguments = "".join(self.arguments[:pieces])
+        arguments = arguments[: len(arguments) - sum(len(event.arguments) for event in waiting)]
+        return ToolCall(id if given > self.id_at else "", name, arguments, extra=self.extra)
 
     def text(self) -> str:
         return "".join(self.arguments)
-
-
-def _lengths(events: Iterable[Event]) -> dict[Any, int]:
-    """How many characters events add to the text, each kind of reasoning and each call."""
-    lengths: dict[Any, int] = {}
-    carrier: Any
-    for event in events:
-        if isinstance(event, TextDelta):
-            carrier, text = "content", event.text
-        elif isinstance(event, ReasoningDelta):
-            carrier, text = event.source, event.text
-        elif isinstance(event, ToolCallDelta):
-            carrier, text = event.index, event.arguments
-        else:
-            continue
-        lengths[carrier] = lengths.get(carrier, 0) + len(text)
-    return lengths
 
 
 class _Answer:
@@ -2140,31 +2143,29 @@ class _Answer:
             return
         if isinstance(carrier, str) and not all(texts):
             texts = [text for text in texts if text]
-        if texts:
-            self.first_at = self.first_at if self.pieces else self.now
-            self.last_at, self.pieces = self.now, self.pieces + len(texts)
-            self.out.extend(self.added(carrier, texts))
-
-    def added(self, carrier: Any, texts: list[str]) -> list[Event]:
-        """Keep the pieces of one carrier; their events."""
+        if not texts:
+            return
+        self.first_at = self.first_at if self.pieces else self.now
+        self.last_at, self.pieces = self.now, self.pieces + len(texts)
         if carrier == "content":
             self.text += texts
-            return _many(TextDelta, texts)
-        if isinstance(carrier, str):
+            self.out.extend(_many(TextDelta, texts))
+        elif isinstance(carrier, str):
             self.reasoning.setdefault(carrier, _Pieces()).extend(texts)
-            return _many(ReasoningDelta, texts, itertools.repeat(carrier))
-        carrier.arguments += filter(None, texts)
-        carrier.show()
-        self.last_call = carrier
-        places, none = [carrier.place] * len(texts), itertools.repeat("")
-        return _many(ToolCallDelta, places, none, none, texts)
+            self.out.extend(_many(ReasoningDelta, texts, itertools.repeat(carrier)))
+        else:
+            carrier.arguments += filter(None, texts)
+            carrier.show(len(texts))
+            self.last_call = carrier
+            places, none = [carrier.place] * len(texts), itertools.repeat("")
+            self.out.extend(_many(ToolCallDelta, places, none, none, texts))
 
     def join_pieces(self) -> None:
         self.joined = self.pieces
         for texts in (self.text, *self.reasoning.values()):
             texts.join()
         for call in self.calls:
-            if call.shown is not None and call.shown[2] == len(call.arguments):
+            if call.shown[2] == len(call.arguments):
                 call.arguments.join()
                 call.shown = (*call.shown[:2], len(call.arguments))
 
@@ -2495,7 +2496,8 @@ class _Answer:
             self.note("empty-id")
         call = self.find_call(piece.get("index"), id, name)
         repeats = id != "" and id == call.id
-        call.id = call.id or id
+        if id and not call.id:
+            call.id, call.id_at = id, call.events
         name = self.add_name(call, name, repeats)
         arguments = self.add_arguments(call, function.get("arguments"))
         for key, value in piece.items():
@@ -2668,50 +2670,47 @@ class _Answer:
         return [ToolCall(c.id, c.name, c.text(), extra=c.extra) for c in calls]
 
     def completion(
-        self, finish: Any = None, calls: Sequence[ToolCall] = (), without: Iterable[Event] = ()
+        self, finish: Any = None, calls: Sequence[ToolCall] = (), waiting: Sequence[Event] = ()
     ) -> Completion:
-        """What there is, less the events at its end that were not given out yet."""
-        due = _lengths(without)
-
-        def text_of(pieces: list[str], carrier: Any) -> str:
-            whole = "".join(pieces)
-            return whole[: len(whole) - due.get(carrier, 0)]
-
-        partial = [
-            ToolCall(
-                c.shown[0], c.shown[1], text_of(c.arguments[: c.shown[2]], c.place), extra=c.extra
-            )
-            for c in self.calls
-            if c.shown is not None and not calls
-        ]
-        reasoning = [(text_of(texts, s), s) for s, texts in self.reasoning.items()]
+        """What there is, but for the events that still wait to be given out."""
+        due = {"text": "", **dict.fromkeys(self.reasoning, "")}
+        deltas: list[list[ToolCallDelta]] = [[] for _ in self.calls]
+        for event in waiting:
+            if isinstance(event, ToolCallDelta):
+                deltas[event.index].append(event)
+            elif isinstance(event, (TextDelta, ReasoningDelta)):
+                due[getattr(event, "source", "text")] += event.text
+        texts = {"text": self.text, **self.reasoning}
+        text, *reasoning = (
+            (name, "".join(pieces)[: -len(due[name]) or None]) for name, pieces in texts.items()
+        )
+        partial = [call.partial(deltas[call.place]) for call in self.calls if not calls]
         extra = {**self.extra, "delta": self.delta_extra} if self.delta_extra else self.extra
         ids, usage = {**self.first_ids, **self.ids}, self.usage[_TOP_USAGE]
         return Completion._made(
             {
-                "text": text_of(self.text, "content"),
+                "text": text[1],
                 "tool_calls": tuple(calls),
-                "partial_tool_calls": tuple(partial),
-                "reasoning": tuple(Reasoning(text, source) for text, source in reasoning if text),
+                "partial_tool_calls": tuple(call for call in partial if call is not None),
+                "reasoning": tuple(Reasoning(said, source) for source, said in reasoning if said),
                 "finish_reason": finish,
                 "usage": None if usage is None else Usage._made(dict(zip(Usage._fields, usage))),
                 "id": ids.get("id", ""),
                 "model": ids.get("model", ""),
-                "timing": self.timing(),
+                "timing": self.timing(self.pieces - len(waiting)),
                 "quirks": tuple(self.quirks),
                 "extra": _copied(extra, "extra", 0),
             }
         )
 
-    def timing(self) -> Timing | None:
-        if not self.pieces:
+    def timing(self, pieces: int) -> Timing | None:
+        if pieces <= 0:
             return None
-        usage = self.usage[_TOP_USAGE]
-        tokens = self.pieces
+        usage, tokens = self.usage[_TOP_USAGE], pieces
         if usage is not None:
             hidden = 0 if self.reasoning else usage[3] or 0
             tokens = max(usage[1] - hidden, 0)
-        times = (self.first_at, self.last_at, self.pieces, tokens)
+        times = (self.first_at, self.last_at, pieces, tokens)
         return Timing._made(dict(zip(Timing._fields, times)))
 
     # An answer that was not streamed
@@ -2739,10 +2738,10 @@ class _Answer:
 # The JSON parser's own function for strings; where a Python has none, every line is read in full.
 _scanstring: Any = getattr(json.decoder, "scanstring", None)
 _MARKER = "svir's marker"
-# Inside a JSON string, without and with escaped quotes; most of them: without the limits a hostile
-# line would take long.
+# Inside a JSON string, without and with escaped quotes; most of them: a search for what has no end
+# would take long, and a hostile line can hold many beginnings.
 _NO_QUOTES = r'([^"\x00-\x1f]{0,256})'
-_WITH_QUOTES = r'([^"\\\x00-\x1f]{0,256}(?:\\.[^"\\\x00-\x1f]{0,256}){0,64})'
+_WITH_QUOTES = r'([^"\\\x00-\x1f]{0,128}(?:\\.[^"\\\x00-\x1f]{0,64}){0,16})'
 _HALF = re.compile("[\ud800-\udfff]").search
 
 
@@ -2762,13 +2761,14 @@ class _Frame:
         self.is_first = True  # then: whether the string is the first of them
         self.find: Any = None
         self.inside = _NO_QUOTES  # quicker by a third, until there are some
-        self.reach = 0  # characters to look at together: more as it turns out to repeat
+        self.alone = 4  # events to read one by one before any are searched for
+        self.reach = 0  # characters to search: more as it turns out to repeat
 
     def set_text(self, head: str, middle: str, tail: str, is_first: bool) -> None:
         self.head, self.middle, self.tail, self.is_first = head, middle, tail, is_first
         self.end = tail + ("\n\r\n" if tail.endswith("\r") else "\n\n")
         self.between = self.end + head
-        self.reach = 4 * len(self.between)
+        self.reach = 2 * len(self.between)
 
     def set_pattern(self, chunk: dict[str, Any]) -> None:
         kept = [value for key, value in chunk.items() if key not in _READ_KEYS]
@@ -2780,12 +2780,15 @@ class _Frame:
     def strings(self, text: str, at: int, last: int) -> tuple[list[str], int]:
         """The strings of the events from ``at`` on that are this one again, and their end."""
         after = text.find("\n", at, last) + len(self.end) - len(self.tail)
-        if text.startswith(self.head, after):
+        string = self.string_of(text[at:after])
+        if string is None:
+            return [], at
+        self.alone -= 1
+        if self.alone < 0 and text.startswith(self.head, after):
             strings, end = self.strings_at(text, at, min(last, at + self.reach))
             if strings:
                 return strings, end
-        string = self.string_of(text[at:after])
-        return ([], at) if string is None else ([string], after)
+        return [string], after
 
     def string_of(self, event: str) -> str | None:
         """The string of one event, which the head begins."""
@@ -2822,7 +2825,7 @@ class _Frame:
         if n == len(found):
             self.reach = min(4 * self.reach, 1 << 20)
             return strings[0 if self.is_first else -1], end + len(self.end)
-        self.reach = 4 * len(self.between)
+        self.reach = 2 * len(self.between)
         if self.inside == _NO_QUOTES and '\\"' in text[at:last]:
             self.inside, self.find = _WITH_QUOTES, None
         size = len(self.between) * n + sum(map(len, inner[:n]))
@@ -3115,7 +3118,8 @@ class Decoder:
     @property
     def partial(self) -> Completion:
         """What has been given out so far: no finish reason, no tool calls."""
-        return self._answer.completion(without=self._answer.out)
+        waiting = list(self._answer.out)  # a copy: its reader may be another thread
+        return self._answer.completion(waiting=waiting)
 
     @property
     def quirks(self) -> tuple[str, ...]:
@@ -3156,17 +3160,17 @@ class Decoder:
                 return
 
     def _read_on(self) -> bool:
-        """Read the next events, line or block; whether there was one."""
-        text, at = self._text, self._at
-        if at < len(text):
-            if self._data or self._event or not self._read_whole(text, at):
-                end = text.index("\n", at)
-                self._at = end + 1
-                self._try(self._line, text[at:end])
-        elif self._queue:
+        """Read the next events or the next line, of the next block where need be; whether there
+        was anything to read."""
+        if self._at == len(self._text):
+            if not self._queue:
+                return False
             self._try(self._take)
-        else:
-            return False
+        text, at = self._text, self._at
+        if at < len(text) and (self._data or self._event or not self._read_whole(text, at)):
+            end = text.index("\n", at)
+            self._at = end + 1
+            self._try(self._line, text[at:end])
         return True
 
     def _read_whole(self, text: str, at: int) -> bool:
@@ -3493,6 +3497,8 @@ class _Control:
         self.idles: list[tuple[float, str]] = []  # seconds, and what to say
         self.heard: tuple[Any, str] | None = None  # the decoder of an open answer, and where
         self.running: list[Any] = []  # what the layers were given, from the outermost inwards
+        self.direct = False  # whether no layer stands between the decoder and the stream: then
+        self.ready: deque[Event] = deque()  # what was read and not yet given out
         # Held until cancelled. An Event would deadlock in a signal handler.
         self.asleep = threading.Lock()
         self.asleep.acquire()
@@ -4571,7 +4577,7 @@ class _Chunks:
             end = self.line_end(raw, at)
             if end < 0:
                 self.line = raw[at:]
-                self.check(len(self.line))
+                self.check(len(self.line) - 3)  # with the line breaks before it and behind it
                 break
             self.read_line(raw[at : end + 1])
             at = end + 1
@@ -4603,10 +4609,11 @@ class _Chunks:
             raise ProtocolError("a line of the chunked framing is too long")
 
     def read_line(self, line: bytes) -> None:
-        self.check(len(line))
         text = line[:-2] if line.endswith(b"\r\n") else line[:-1]
         if self.state == "size":
             text = text.partition(b"\n")[2]
+        self.check(len(text) + 1)
+        if self.state == "size":
             self.left = self.read_size(text)
             self.state = "data" if self.left else "trailer"
             if line == b"\r\n%x\r\n" % self.left and 0 < self.left < 4096:
@@ -4915,7 +4922,7 @@ class _Exchange:
         """Bytes as they arrive; ``b""`` at the end, and then ``whole`` tells how it ended."""
         if self.control.cancelled:
             self.control.check()
-        seconds, message = self.request._wait()
+        seconds, message = self.control.limit(self.request._idle_timeout, self.control.idles)
         try:
             data = self.response.read(self.size, seconds)
             self.size = _READ if 2 * len(data) < self.size else _READ_MOST
@@ -5078,30 +5085,52 @@ class Stream:
         self._failure: Error | None = None
 
     def __iter__(self) -> Iterator[Event]:
-        # A generator is resumed at half the price of a __next__ in Python. Each is a new one, and
-        # has no place of its own: a loop that is left is gone on with by the next.
-        if self._failure is not None:
-            raise _again(self._failure)
-        try:
-            for event in self._events:
+        if not self._control.direct:
+            return self
+        # What has failed goes on to fail, which a generator alone does not.
+        return itertools.chain(self._given(), iter(self.__next__, None))
+
+    def _given(self) -> Iterator[Event]:
+        """As ``next`` again and again; but what was read already is taken past the lock and what
+        read it, at half the price."""
+        control = self._control
+        for event in iter(self.__next__, None):
+            yield event
+            ready = control.ready
+            while ready and not control.cancelled:
+                try:
+                    event = ready.popleft()
+                except IndexError:  # pragma: no cover - another thread took it
+                    break
                 if type(event) is Completed:
                     self._completion = event.completion
                 yield event
+
+    def __next__(self) -> Event:
+        if self._failure is not None:
+            raise _again(self._failure)
+        if not self._reading.acquire(False):  # whoever reads may be this thread, below a layer
+            raise self._disturbed()
+        try:
+            event = next(self._events)
+        except StopIteration:
+            if self._completion is not None:
+                raise
+            self._failure = self._unfinished()
         except Error as error:
             self._failure = _again(error)
             raise
-        except ValueError as error:
-            if "already executing" in str(error):
-                raise self._disturbed() from None
-            raise
-        if self._completion is None:
-            self._failure = self._unfinished()
-            raise _again(self._failure)
-
-    def __next__(self) -> Event:
-        return next(iter(self))
+        else:
+            if type(event) is Completed:
+                self._completion = event.completion
+            return event
+        finally:
+            self._reading.release()
+        raise _again(self._failure)
 
     def _disturbed(self) -> Exception:
+        if self._completion is not None:  # pragma: no cover - it is being closed right now
+            return StopIteration()
         if self._control.cancelled:
             return self._unfinished()
         return RuntimeError("the stream is being read already")
@@ -5145,7 +5174,16 @@ class Stream:
         """Stop, from any thread, at any time: the reader gets ``Cancelled``. Never waits."""
         if self._completion is None:
             self._control.cancel()
-        self._close_all()
+        if self._reading.acquire(blocking=False):  # else its reader wakes, and ends it
+            try:
+                self._close_all()
+            finally:
+                self._reading.release()
+
+    def __del__(self) -> None:
+        # What a layer reads with a plain `for` is not closed by dropping the layer.
+        if getattr(getattr(self, "_control", None), "running", None):
+            self._close_all()
 
     def _close_all(self) -> None:
         # A layer that reads with a plain `for` closes nothing, and PyPy drops things late.
@@ -5503,6 +5541,7 @@ class Client:
         """The answer as events. Sends nothing until the first is asked for."""
         _check(request, Request, "the request")
         control = _Control()
+        control.direct = not self._layers
         return Stream(self._start(request, control), control=control)
 
     def complete(self, request: Request) -> Completion:
@@ -5593,6 +5632,8 @@ class Client:
         try:
             exchange = self._open(request, control)
             control.heard = decoder, self._where("POST", self._wire.path)
+            if control.direct and type(decoder) is Decoder:
+                control.ready = decoder._answer.out
             self._check_body(exchange, decoder)
             while decoder.completion is None:
                 data = exchange.read_decoded()

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from common import HERE, is_missed, show
 
-NAMES = ("streams", "growth", "latency", "short", "startup", "uploads", "many")
+NAMES = ("streams", "parts", "growth", "latency", "short", "startup", "uploads", "many")
 
 
 def table_of(name: str) -> dict[str, object]:

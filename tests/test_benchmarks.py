@@ -13,6 +13,7 @@ import pytest
 BENCHMARKS = pathlib.Path(__file__).resolve().parent.parent / "benchmarks"
 TINY: dict[str, dict[str, Any]] = {
     "streams": {"COUNT": 20, "ROUNDS": 1, "TARGETS": {"content": 9.0}, "PEERS": {}},
+    "parts": {"ROUNDS": 1},
     "growth": {"LENGTHS": (100, 200), "KINDS": ("tools",), "PIECE": 5, "ROUNDS": 1},
     "latency": {"COUNT": 4, "RATE": 500, "ROUNDS": 1},
     "short": {"CALLS": 1, "ROUNDS": 1},
@@ -56,7 +57,7 @@ def test_a_benchmark_has_its_table(
     load("common").show(json.loads(json.dumps(table)))
     assert capsys.readouterr().out.count("\n") == 1 + len(report.rows) > 3
     assert any("svir" in row["what"] or name == "growth" for row in report.rows)
-    assert [row["target"] for row in report.rows if row["target"] is not None]
+    assert name == "parts" or any(row["target"] is not None for row in report.rows)
     assert name in load("run").NAMES
 
 

@@ -50,6 +50,17 @@ class Counter:
             self.parsed += end - start
             return value, end
 
+        def counted_finder(frame: Any) -> Callable[[str, int, int], Any]:
+            find = finder(frame)
+
+            def counted_find(text: str, at: int, last: int) -> Any:
+                self.parsed += min(last, len(text)) - at
+                return find(text, at, last)
+
+            return counted_find
+
+        finder = svir._Frame.finder
+        monkeypatch.setattr(svir._Frame, "finder", counted_finder)
         monkeypatch.setattr(svir, "_parse_json", counted_parse)
         if scan is not None:
             monkeypatch.setattr(svir, "_scanstring", counted_scan)
@@ -503,3 +514,32 @@ def test_a_body_that_never_ends_is_held_within_the_limits(status: int, call: str
     )
     assert error.status == status if status != 200 else isinstance(error, svir.LimitExceeded)
     assert peak < (16 << 20 if status == 200 else 1 << 20), peak
+
+
+def long_ended(letter: bytes, text: bytes = b"x") -> bytes:
+    tail = b'"},"z":"' + letter * (8000 // len(letter)) + b'"}]}\n\n'
+    return b'data: {"choices":[{"delta":{"content":"' + text + tail
+
+
+SEARCHED = {
+    "short events after long ones that begin alike": [
+        b"".join(map(long_ended, (b"a", b"b", b"c", b"d", b"e"))),
+        b'data: {"choices":[{"delta":{"content":"x","reasoning":"y"}}]}\n\n' * 20,
+        long_ended(b"data:"),
+    ],
+    "quotes, then a long line of beginnings": [
+        *[long_ended(b"a", text) for text in (b"x", b"x", b'\\"', b'\\"', b"x")] * 3,
+        b'data: {"choices":[{"delta":{"content":"x"}}],"q":1}\n\n' * 20,
+        long_ended(b"data:", b"data:\\n" * 5000),
+    ],
+    "many alike, then one that never ends": [GOOD * 400, long_ended(b"data:") * 4],
+}
+
+
+@pytest.mark.parametrize("name", SEARCHED)
+def test_what_is_searched_is_bounded_by_what_comes(name: str, counter: Counter) -> None:
+    """A search looks ahead: no further than a few times what it has taken."""
+    data = b"".join(SEARCHED[name])
+    decoder = svir.Decoder(strict=False)
+    _, parsed, _ = counter.count(lambda: [*decoder.feed(data)])
+    assert len(data) / 2 < parsed < 4 * len(data)

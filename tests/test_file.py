@@ -26,7 +26,7 @@ SOURCE = PATH.read_text("utf-8")
 LINES = SOURCE.splitlines()
 TREE = ast.parse(SOURCE)
 
-LINE_BUDGET = 5900
+LINE_BUDGET = 5950
 FUNCTION_LINES = 60
 
 # -- Order ----------------------------------------------------------------------------------------

@@ -308,10 +308,23 @@ def test_what_waits_to_be_given_out_is_no_part_of_partial(shape: Shape) -> None:
     decoder = svir.Decoder()
     chunks = [START, CALLS[0], CALLS[1], *map(shape, ["one", "two", "three", "four", "five"])]
     given = ""
-    for event in decoder.feed(harness.sse(*chunks, done=False)):
+    for count, event in enumerate(decoder.feed(harness.sse(*chunks, done=False)), 1):
         given += getattr(event, "text", "") or getattr(event, "arguments", "")
         partial = decoder.partial
         calls = "".join(call.arguments for call in partial.partial_tool_calls)
         thoughts = "".join(piece.text for piece in partial.reasoning)
         assert partial.text + thoughts + calls == given
+        assert partial.timing is None or partial.timing.pieces == count
     assert given == "onetwothreefourfive"
+
+
+def test_calls_that_wait_to_be_given_out_are_no_part_of_partial() -> None:
+    first = {"index": 0, "id": "a", "function": {"name": "f", "arguments": "x"}}
+    more = {"index": 0, "function": {"name": "g", "arguments": "y"}}
+    other = {"index": 1, "id": "b", "function": {"name": "h"}}
+    decoder = svir.Decoder()
+    seen = []
+    for _ in decoder.feed(harness.sse(of({"tool_calls": [first, more, other]}), done=False)):
+        calls = decoder.partial.partial_tool_calls
+        seen.append([(call.id, call.name, call.arguments) for call in calls])
+    assert seen == [[("a", "f", "x")], [("a", "fg", "xy")], [("a", "fg", "xy"), ("b", "h", "")]]

@@ -19,7 +19,7 @@ from typing import Any, Callable, Iterator
 import pytest
 
 import svir
-from harness import REQUEST
+from harness import REQUEST, chunk, sse
 from loopback import (
     Peer,
     Reader,
@@ -180,6 +180,58 @@ def test_two_readers_of_one_stream(server: MockServer) -> None:
     stream.close()
     assert reader.join()
     assert isinstance(reader.error, svir.Cancelled)
+
+
+def test_a_failure_is_raised_again_by_every_iterator(server: MockServer) -> None:
+    """Also by one that was open before, and by the one that raised it."""
+    server.default(sse(chunk({"content": "a"}), chunk({"content": "b"}), done=False))
+    stream = svir.Client(server.url).stream(REQUEST)
+    outer, inner = iter(stream), iter(stream)
+    assert next(outer) == svir.TextDelta("a")
+    for iterator in (inner, inner, outer, outer, iter(stream)):
+        with pytest.raises(svir.Truncated, match="cut off before"):
+            list(iterator)
+    with pytest.raises(svir.Truncated, match="cut off before"):
+        stream.result()
+
+
+def test_a_loop_is_gone_on_with_by_the_next(server: MockServer) -> None:
+    server.default(sse(*[chunk({"content": letter}) for letter in "abcdef"], chunk({}, "stop")))
+    stream = svir.Client(server.url).stream(REQUEST)
+    seen = [next(stream)]
+    for event in stream:
+        seen.append(event)
+        break
+    for event in stream:
+        seen += [event, next(stream)]
+        break
+    seen += stream
+    assert "".join(e.text for e in seen if isinstance(e, svir.TextDelta)) == "abcdef"
+    assert stream.completion is seen[-1].completion
+
+
+@pytest.mark.skipif(sys.implementation.name != "cpython", reason="drops things late")
+@pytest.mark.parametrize("fails", [True, False])
+def test_a_layer_with_a_plain_for_leaves_nothing_open(server: MockServer, fails: bool) -> None:
+    def plain(request: svir.Request, call: svir.Call) -> Iterator[svir.Event]:
+        for event in call(request):
+            yield event
+            if fails:
+                raise KeyError("a layer's own")
+
+    server.default(OPEN_ANSWER, hang=True)
+    stream = svir.Client(server.url, layers=[plain]).stream(REQUEST)
+    gc.collect()
+    gc.disable()
+    try:
+        with contextlib.suppress(KeyError):
+            for _ in stream:
+                if not fails:
+                    break
+        del stream
+        server.wait_until(lambda: server.open_connections == 0)
+    finally:
+        gc.enable()
 
 
 def test_one_close_of_many_streams_ends_one(server: MockServer) -> None:
