@@ -2167,7 +2167,7 @@ class _Answer:
         for call in self.calls:
             if call.shown[2] == len(call.arguments):
                 call.arguments.join()
-                call.shown = (*call.shown[:2], len(call.arguments))
+                call.show(0)
 
     def read_top(self, chunk: dict[str, Any]) -> None:
         for key, value in chunk.items():
@@ -5094,7 +5094,8 @@ class Stream:
         """As ``next`` again and again; but what was read already is taken past the lock and what
         read it, at half the price."""
         control = self._control
-        for event in iter(self.__next__, None):
+        step: Callable[[], Any] = self.__next__
+        for event in iter(step, None):
             yield event
             ready = control.ready
             while ready and not control.cancelled:

@@ -40,7 +40,7 @@ def with_svir(
     request = svir.Request(f"{kind}-{COUNT}", [svir.User("Go")])
 
     def read() -> None:
-        for event in client.stream(request):
+        for event in client.stream(request):  # noqa: B007
             pass
         assert event.type == "completed"
 

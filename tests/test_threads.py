@@ -207,7 +207,9 @@ def test_a_loop_is_gone_on_with_by_the_next(server: MockServer) -> None:
         break
     seen += stream
     assert "".join(e.text for e in seen if isinstance(e, svir.TextDelta)) == "abcdef"
-    assert stream.completion is seen[-1].completion
+    last = seen[-1]
+    assert isinstance(last, svir.Completed)
+    assert stream.completion is last.completion
 
 
 @pytest.mark.skipif(sys.implementation.name != "cpython", reason="drops things late")
