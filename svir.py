@@ -2761,14 +2761,13 @@ class _Frame:
         self.is_first = True  # then: whether the string is the first of them
         self.find: Any = None
         self.inside = _NO_QUOTES  # quicker by a third, until there are some
-        self.alone = 4  # events to read one by one before any are searched for
-        self.reach = 0  # characters to search: more as it turns out to repeat
+        self.reach = self.least = 0  # characters to search: more as it turns out to repeat
 
     def set_text(self, head: str, middle: str, tail: str, is_first: bool) -> None:
         self.head, self.middle, self.tail, self.is_first = head, middle, tail, is_first
         self.end = tail + ("\n\r\n" if tail.endswith("\r") else "\n\n")
         self.between = self.end + head
-        self.reach = 2 * len(self.between)
+        self.reach = self.least = 4 * len(head + middle + self.end) + 512
 
     def set_pattern(self, chunk: dict[str, Any]) -> None:
         kept = [value for key, value in chunk.items() if key not in _READ_KEYS]
@@ -2783,8 +2782,7 @@ class _Frame:
         string = self.string_of(text[at:after])
         if string is None:
             return [], at
-        self.alone -= 1
-        if self.alone < 0 and text.startswith(self.head, after):
+        if text.startswith(self.head, after):
             strings, end = self.strings_at(text, at, min(last, at + self.reach))
             if strings:
                 return strings, end
@@ -2825,7 +2823,7 @@ class _Frame:
         if n == len(found):
             self.reach = min(4 * self.reach, 1 << 20)
             return strings[0 if self.is_first else -1], end + len(self.end)
-        self.reach = 2 * len(self.between)
+        self.reach = self.least
         if self.inside == _NO_QUOTES and '\\"' in text[at:last]:
             self.inside, self.find = _WITH_QUOTES, None
         size = len(self.between) * n + sum(map(len, inner[:n]))
@@ -3463,6 +3461,8 @@ def _joined_values(text: str) -> list[tuple[Any, str]] | None:
 
 
 def _accept_names(accept: Any) -> frozenset[str]:
+    if type(accept) is frozenset and accept <= ACCEPT:  # as a client passes on
+        return accept
     names = frozenset(
         (accept,) if isinstance(accept, str) else _checked(accept, "Sequence[str]", "accept")
     )
@@ -3498,7 +3498,7 @@ class _Control:
         self.heard: tuple[Any, str] | None = None  # the decoder of an open answer, and where
         self.running: list[Any] = []  # what the layers were given, from the outermost inwards
         self.direct = False  # whether no layer stands between the decoder and the stream: then
-        self.ready: deque[Event] = deque()  # what was read and not yet given out
+        self.ready: Any = ()  # what was read and not yet given out, a deque
         # Held until cancelled. An Event would deadlock in a signal handler.
         self.asleep = threading.Lock()
         self.asleep.acquire()
@@ -5094,8 +5094,11 @@ class Stream:
         """As ``next`` again and again; but what was read already is taken past the lock and what
         read it, at half the price."""
         control = self._control
-        step: Callable[[], Any] = self.__next__
-        for event in iter(step, None):
+        while True:
+            try:
+                event = self.__next__()
+            except StopIteration:
+                return
             yield event
             ready = control.ready
             while ready and not control.cancelled:
