@@ -328,3 +328,34 @@ def test_calls_that_wait_to_be_given_out_are_no_part_of_partial() -> None:
         calls = decoder.partial.partial_tool_calls
         seen.append([(call.id, call.name, call.arguments) for call in calls])
     assert seen == [[("a", "f", "x")], [("a", "fg", "xy")], [("a", "fg", "xy"), ("b", "h", "")]]
+
+
+AT_ONCE: dict[str, Shape] = {
+    "text": COMMON[0],
+    "reasoning": COMMON[3],
+    "pieces of a call": COMMON[8],
+    "a changing padding behind": COMMON[6],
+    "a changing padding before": COMMON[7],
+    "a short frame around long strings": lambda word: {
+        "choices": [{"delta": {"content": word * 20}}]
+    },
+    "quotes": lambda word: of({"content": f'"{word}"\n'}),
+}
+
+
+@pytest.mark.parametrize("name", AT_ONCE)
+def test_a_block_is_read_many_events_at_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs: list[int] = []
+    repeated = svir._Answer.repeated
+
+    def counted(answer: Any, carrier: Any, texts: list[str]) -> None:
+        runs.append(len(texts))
+        repeated(answer, carrier, texts)
+
+    monkeypatch.setattr(svir._Answer, "repeated", counted)
+    words = ["Hié"[number % 3] + "x" * (number % 7) for number in range(400)]
+    chunks = [START, *CALLS[:2], *map(AT_ONCE[name], words)]
+    assert len(list(svir.Decoder().feed(harness.sse(*chunks, done=False)))) == 402
+    if svir._scanstring is not None:
+        assert sum(runs) > 390
+        assert len(runs) < 30
