@@ -5185,8 +5185,10 @@ class Stream:
                 self._reading.release()
 
     def __del__(self) -> None:
-        # What a layer reads with a plain `for` is not closed by dropping the layer.
-        if getattr(getattr(self, "_control", None), "running", None):
+        # What a layer reads with a plain `for` is not closed by dropping the layer; and PyPy drops
+        # one thing at each collection, the socket last.
+        control = getattr(self, "_control", None)
+        if control is not None and (control.running or control.heard):
             self._close_all()
 
     def _close_all(self) -> None:

@@ -251,7 +251,8 @@ def test_leaving_closes_the_connection(how: str) -> None:
                 pass
         else:
             del rounds
-            gc.collect()
+            for _ in range(3):  # PyPy ends one of what holds another at each collection
+                gc.collect()
         server.wait_until(lambda: server.open_connections == 0)
 
 
