@@ -91,7 +91,7 @@ def measure() -> Report:
             report.row(name, cost, "us", ratio(seconds, first), flat)
         report.row(f"{kind}: each of all {LENGTHS[-1]:,}", whole, "us")
         grown, text = apart("growth", "memory", kind, LENGTHS[1], LENGTHS[-1])
-        report.row(f"{kind}: memory of it, against its text", grown / 1e6, "MB", grown / text, 2)
+        report.row(f"{kind}: memory of it, against its text", grown / 1e6, "MB", grown / text, 2.1)
     return report
 
 

@@ -106,12 +106,14 @@ def trace(logger: logging.Logger | None = None, level: int = logging.INFO) -> sv
         start, first, pieces = time.monotonic(), None, 0
         end: dict[str, Any] = {"error": svir.Cancelled.kind}  # unless it gets further
         events: Iterator[svir.Event] = iter(())
+        completed = svir.Completed
         try:
             events = call(request)
             for event in events:
-                first = time.monotonic() - start if first is None else first
+                if first is None:
+                    first = time.monotonic() - start
                 pieces += 1
-                if isinstance(event, svir.Completed):
+                if type(event) is completed:  # not isinstance: this runs for every event
                     end = _answer(event.completion)
                 yield event
         except Exception as error:

@@ -23,7 +23,7 @@ import svir
 from svir_ext.testing import MockServer, text_answer
 
 CASES = pathlib.Path(__file__).resolve().parent / "cases" / "encoder"
-BLOCK = 96 * 1024  # bytes of a file that are read at a time
+BLOCK = 72 * 1024  # bytes of a file that are read at a time
 PNG = b"\x89PNG\r\n\x1a\n"
 
 
