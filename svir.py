@@ -2760,7 +2760,7 @@ class _Frame:
         self.head = self.middle = self.tail = self.end = self.between = ""
         self.is_first = True  # then: whether the string is the first of them
         self.find: Any = None
-        self.inside = _NO_QUOTES  # quicker by a third, until there are some
+        self.inside = _NO_QUOTES  # the quicker one, until there are some
         self.reach = self.least = 0  # characters to search: more as it turns out to repeat
 
     def set_text(self, head: str, middle: str, tail: str, is_first: bool) -> None:
@@ -4527,7 +4527,7 @@ class _Response:
 
 
 # The sizes of chunks by their lines, with the line break of the chunk before: b"\r\n10c\r\n".
-# A stream's chunks have few sizes, and to look one up takes a quarter of the time to read it.
+# A stream's chunks have few sizes, so most are looked up, with what has to stand before them.
 _sizes: dict[bytes, int] = {}
 
 
@@ -5091,8 +5091,8 @@ class Stream:
         return itertools.chain(self._given(), iter(self.__next__, None))
 
     def _given(self) -> Iterator[Event]:
-        """As ``next`` again and again; but what was read already is taken past the lock and what
-        read it, at half the price."""
+        """As ``next`` again and again; but what was read already is taken past the lock and past
+        what read it, which cost an event as much as making it."""
         control = self._control
         while True:
             try:
