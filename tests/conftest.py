@@ -27,7 +27,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 def pytest_report_header() -> str:
     if WHY_NOT is None:
-        return f"llama-server: {llama_server.binary()}"
+        return f"llama-server: {' '.join(llama_server.program() or ())}"
     return f"llama-server: *** tests on a real server are SKIPPED: {WHY_NOT}"
 
 

