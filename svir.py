@@ -344,9 +344,12 @@ def _bounded_int(digits: str) -> int:
     return int(digits)
 
 
+_INFINITE = (float("inf"), -float("inf"))
+
+
 def _finite_float(digits: str) -> float:
     value = float(digits)
-    if abs(value) == float("inf"):  # 1e999: no JSON could say it again
+    if value in _INFINITE:  # 1e999: no JSON could say it again
         raise ValueError("a number that is too large")
     return value
 
@@ -371,10 +374,14 @@ def _parse_json(text: str) -> Any:
         raise ValueError("JSON that is nested too deep") from None
     if end != len(text):
         raise ValueError("JSON with more after it")
-    deep = len(text) > 2 * _DEEPEST and text.count("[") + text.count("{") > _DEEPEST
-    if deep and not _is_shallow(value):
+    if _is_deep(text) and not _is_shallow(value):
         raise ValueError("JSON that is nested too deep")
     return value
+
+
+def _is_deep(text: str) -> bool:
+    """Whether JSON may be nested too deep: it has brackets enough."""
+    return len(text) > 2 * _DEEPEST and text.count("[") + text.count("{") > _DEEPEST
 
 
 def _is_shallow(value: Any) -> bool:
@@ -2735,74 +2742,79 @@ class _Answer:
         return {**{k: v for k, v in choice.items() if k != "message"}, "delta": delta}
 
 
-# The JSON parser's own function for strings; where a Python has none, every line is read in full.
+# The JSON parser's own functions; where a Python has not both, every line is read in full.
 _scanstring: Any = getattr(json.decoder, "scanstring", None)
+_scan_json: Any = getattr(_json_decoder, "scan_once", None)
 _MARKER = "svir's marker"
 # Inside a JSON string, without and with escaped quotes; most of them: a search for what has no end
 # would take long, and a hostile line can hold many beginnings.
 _NO_QUOTES = r'([^"\x00-\x1f]{0,256})'
 _WITH_QUOTES = r'([^"\\\x00-\x1f]{0,128}(?:\\.[^"\\\x00-\x1f]{0,64}){0,16})'
+_SCALAR = r'("[^"\\\x00-\x1f]{0,64}"|[1-9][0-9]{0,15})'
 _HALF = re.compile("[\ud800-\udfff]").search
 
 
 class _Frame:
-    """An event that a stream repeats with another string in it: what the string adds to, and where
-    it stands, in the event's text and in the chunk."""
+    """An event that a stream repeats around another string.
 
-    def __init__(self, carrier: Any, path: list[Any]) -> None:
-        self.carrier = carrier  # "content", a reasoning key, or a call
-        self.path, self.key = path[:-1], path[-1]  # from the delta on
-        self.pattern: Any = None  # the chunk without its string; None where it cannot be told
-        # data: {..."content":"Hi"...}        head: up to the string, its quote included
-        # tail: from its other quote to the line's end; end: with the blank line behind it
-        # between: end, and head again
-        # middle: between two strings that change, where there are two
-        self.head = self.middle = self.tail = self.end = self.between = ""
-        self.is_first = True  # then: whether the string is the first of them
+        data: {..."created":17,...{"content":"Hi"},"logprobs":{...}...}
+
+    Its text is the same but for that string and, in some streams, values that are never read.
+    """
+
+    def __init__(self, carrier: Any, line: str, holes: list[tuple[int, int, bool]]) -> None:
+        self.carrier = carrier  # what the string adds to: "content", a reasoning key, or a call
+        cuts = [0, *(place for begin, end, _ in holes for place in (begin, end)), len(line)]
+        self.head, *texts = [line[a:b] for a, b in zip(cuts[::2], cuts[1::2])]
+        # The quotes of the string stand in the text around it; another hole has its own.
+        self.end = texts[-1] = texts[-1] + ("\n\r\n" if line.endswith("\r") else "\n\n")
+        self.rest = list(zip([is_string for _, _, is_string in holes], texts))
+        self.between = self.end + self.head
+        values = [line[begin:end] for begin, end, is_string in holes if not is_string]
+        # Whether several can be found by one search: not where a list or an object changes.
+        self.is_flat = all(re.match(_SCALAR + r"\Z", value) for value in values)
+        self.inner = "%s".join(["", *(text.replace("%", "%%") for text in texts[:-1]), ""])
+        self.column = [is_string for _, _, is_string in holes].index(True)
         self.find: Any = None
         self.inside = _NO_QUOTES  # the quicker one, until there are some
-        self.reach = self.least = 0  # characters to search: more as it turns out to repeat
-
-    def set_text(self, head: str, middle: str, tail: str, is_first: bool) -> None:
-        self.head, self.middle, self.tail, self.is_first = head, middle, tail, is_first
-        self.end = tail + ("\n\r\n" if tail.endswith("\r") else "\n\n")
-        self.between = self.end + head
-        self.reach = self.least = 4 * len(head + middle + self.end) + 512
-
-    def set_pattern(self, chunk: dict[str, Any]) -> None:
-        kept = [value for key, value in chunk.items() if key not in _READ_KEYS]
-        results = chunk["choices"][0].get("content_filter_results")
-        if _is_words_only(kept) and _is_words_only(results, False):
-            self.without_string(chunk)
-            self.pattern = chunk
+        self.least = 4 * (len(self.between) + sum(map(len, texts[:-1]))) + 512
+        self.reach = self.least  # characters to search: more as it turns out to repeat
 
     def strings(self, text: str, at: int, last: int) -> tuple[list[str], int]:
         """The strings of the events from ``at`` on that are this one again, and their end."""
-        after = text.find("\n", at, last) + len(self.end) - len(self.tail)
-        string = self.string_of(text[at:after])
-        if string is None:
-            return [], at
-        if text.startswith(self.head, after):
-            strings, end = self.strings_at(text, at, min(last, at + self.reach))
-            if strings:
-                return strings, end
-        return [string], after
+        strings: list[str] = []
+        while text.startswith(self.head, at):
+            after = text.find("\n", at, last) + (3 if self.end.endswith("\r\n") else 2)
+            string = self.string_of(text[at:after])
+            if string is None:
+                break
+            if self.is_flat and text.startswith(self.head, after):
+                many, end = self.strings_at(text, at, min(last, at + self.reach))
+                return (many, end) if many else ([string], after)
+            strings.append(string)
+            at = after
+        return strings, at
 
     def string_of(self, event: str) -> str | None:
         """The string of one event, which the head begins."""
+        string, at = "", len(self.head)
         try:
-            string, end = _scanstring(event, len(self.head))
-            if self.middle:
-                if not event.startswith(self.middle, end - 1):
+            for is_string, text in self.rest:
+                if is_string:
+                    string, at = _scanstring(event, at)
+                    at -= 1
+                else:
+                    value, at = _scan_json(event, at)
+                    if isinstance(value, (dict, list)) and _is_deep(event):
+                        return None
+                if not event.startswith(text, at):
                     return None
-                other, end = _scanstring(event, end - 1 + len(self.middle))
-                string = string if self.is_first else other
-        except ValueError:  # no string
+                at += len(text)
+        except (ValueError, StopIteration, RecursionError):
             return None
-        if event[end - 1 :] != self.end or ("\\u" in event and _HALF(string)):
+        if at != len(event) or not (string.isascii() or _HALF(string) is None):
             return None
-        text: str = string
-        return text
+        return string
 
     def strings_at(self, text: str, at: int, last: int) -> tuple[list[str], int]:
         """As ``strings``, many at once: where they stand is guessed by the lengths around them,
@@ -2812,30 +2824,34 @@ class _Frame:
         found = self.find(text, at, last)
         if not found:
             return [], at
-        inner = list(map(self.middle.join, found)) if self.middle else found
+        columns = list(zip(*found)) if len(self.rest) > 1 else [found]
+        inner = list(map(self.inner.__mod__, found)) if len(columns) > 1 else found
         begin, whole = at + len(self.head), self.between.join(inner)
         end = begin + len(whole)
         if not (text.startswith(whole, begin) and text.startswith(self.end, end)):
             inner = inner[: self.count(text, at, inner)]
-        columns = [list(column) for column in zip(*found)] if self.middle else [found]
-        strings = [_unescaped(column[: len(inner)]) for column in columns]
-        n = min(map(len, strings))
+        strings = _unescaped(list(columns[self.column][: len(inner)]))
+        n = len(strings)
         if n == len(found):
             self.reach = min(4 * self.reach, 1 << 20)
-            return strings[0 if self.is_first else -1], end + len(self.end)
+            return strings, end + len(self.end)
         self.reach = self.least
         if self.inside == _NO_QUOTES and '\\"' in text[at:last]:
             self.inside, self.find = _WITH_QUOTES, None
         size = len(self.between) * n + sum(map(len, inner[:n]))
-        return strings[0 if self.is_first else -1][:n], at + size
+        return strings, at + size
 
     def finder(self) -> Callable[..., list[Any]]:
-        """What finds that which would be strings in events of this length; pairs, of two each."""
+        """What finds that which would stand in the holes of events of this length; for more than
+        one hole, a tuple of them each."""
         # re keeps what it compiled, and a server's events have few lengths.
-        pattern = rf"data:.{{{len(self.head) - 5}}}{self.inside}"
-        if self.middle:
-            pattern += rf"\".{{{len(self.middle) - 2}}}\"{self.inside}"
-        pattern += rf"\".{{{len(self.end) - 1}}}"
+        pattern = f"data:.{{{len(self.head) - 5}}}"
+        for is_string, text in self.rest:
+            pattern += (
+                f'{self.inside}".{{{len(text) - 1}}}'
+                if is_string
+                else f"{_SCALAR}.{{{len(text)}}}"
+            )
         return re.compile(pattern, re.DOTALL).findall
 
     def count(self, text: str, at: int, inner: list[str]) -> int:
@@ -2845,34 +2861,6 @@ class _Frame:
                 return n
             at += len(string) + len(self.between)
         return len(inner)
-
-    def string_of_chunk(self, chunk: Any) -> str | None:
-        """The string of a chunk that is this frame's in all else."""
-        try:
-            text, place = self.without_string(chunk)
-        except (LookupError, TypeError):
-            return None
-        same = type(text) is str and chunk == self.pattern and self.has_whole_indices(chunk)
-        place[self.key] = text
-        return text if same else None
-
-    def without_string(self, chunk: dict[str, Any]) -> tuple[Any, Any]:
-        """Take the string out of a chunk, and what changes with every chunk and is never read;
-        the string, and where it was."""
-        choice = chunk["choices"][0]
-        place = choice["delta"]
-        for step in self.path:
-            place = place[step]
-        text, place[self.key] = place[self.key], ""
-        chunk["created"] = chunk["obfuscation"] = choice["logprobs"] = None
-        return text, place
-
-    def has_whole_indices(self, chunk: dict[str, Any]) -> bool:
-        """Whether an index is what it equals: ``false`` and ``0.0`` equal 0."""
-        choice = chunk["choices"][0]
-        if self.path and type(choice["delta"]["tool_calls"][0].get("index", 0)) is not int:
-            return False
-        return type(choice.get("index", 0)) is int
 
 
 def _unescaped(inner: list[str]) -> list[str]:
@@ -2890,15 +2878,6 @@ def _unescaped(inner: list[str]) -> list[str]:
     return strings
 
 
-def _is_words_only(value: Any, word: bool | None = None) -> bool:
-    """Only texts, None and ``word``: no numbers, which may be equal and not the same."""
-    if isinstance(value, dict):
-        value = list(value.values())
-    if isinstance(value, list):
-        return all(_is_words_only(item, word) for item in value)
-    return value is None or value is word or isinstance(value, str)
-
-
 class _Frames:
     """Events that repeat an earlier one around a new string, read without decoding them again.
 
@@ -2907,7 +2886,7 @@ class _Frames:
     another string. That the string stands where it seems to is proved by decoding the line once
     with a marker in its place. Only events that change nothing else are kept as frames.
 
-    Where the text differs, an equal chunk is still one that needs no checking again.
+    What is never read may change, too, where it is one JSON value in the same place.
     """
 
     LONGEST = 8192  # characters: a longer line has no small string in a large frame
@@ -2916,8 +2895,8 @@ class _Frames:
         self.frames: list[_Frame] = []
         self.hits = 0
         self.wait, self.pause = 0, 1  # events until the next one is learned from
-        self.stopped = _scanstring is None
-        self.decoded: tuple[str, Any] = "", None
+        self.stopped = None in (_scanstring, _scan_json)
+        self.unread: list[Any] = []  # the values never read, of the last event learned from
 
     def stop(self) -> None:
         self.forget()
@@ -2929,52 +2908,12 @@ class _Frames:
     def match(self, text: str, at: int, last: int) -> tuple[Any, list[str], int]:
         """What the events at ``at`` that repeat a frame add to, their strings, their end."""
         for frame in self.frames:
-            if frame.head and text.startswith(frame.head, at):
+            if text.startswith(frame.head, at):
                 strings, end = frame.strings(text, at, last)
                 if strings:
                     self.hits += len(strings)
                     return frame.carrier, strings, end
         return None, [], at
-
-    def match_chunks(
-        self, text: str, at: int, last: int, answer: _Answer
-    ) -> tuple[Any, list[str], int]:
-        """As ``match``, for events that have to be decoded to see that they repeat a frame."""
-        start, carrier, strings, chunk = at, None, [], None
-        frames = [frame for frame in self.frames if frame.pattern is not None]
-        while frames and text.startswith("data: {", at):
-            end = text.find("\n", at, last)
-            if not text.startswith("\n\n", end):
-                break
-            found = self.alike(frames, text[at + 6 : end])
-            if found is None or carrier not in (None, found[0]):
-                break
-            carrier, string = found
-            strings.append(string)
-            start, at, chunk = at, end + 2, self.decoded[1]
-            if len(strings) >= self.wait:  # once learned from, the next may repeat its text
-                break
-        if strings:
-            self.learn(text[start : at - 2], chunk, answer, len(strings))
-        return carrier, strings, at
-
-    def alike(self, frames: list[_Frame], line: str) -> tuple[Any, str] | None:
-        """What a line of JSON that repeats a frame adds to, and its string."""
-        chunk = self.decode(line) if "\\u" not in line else None
-        for frame in frames:
-            text = frame.string_of_chunk(chunk)
-            if text is not None:
-                return frame.carrier, text
-        return None
-
-    def decode(self, line: str) -> Any:
-        """A line's JSON, or None. It is kept: the line may have to be read in full."""
-        if self.decoded[0] != line:
-            try:
-                self.decoded = line, _parse_json(line)
-            except ValueError:
-                self.decoded = line, None
-        return self.decoded[1]
 
     def settle(self, answer: _Answer) -> None:
         """Forget the frames once an event changed what they rest on, whatever form it came in."""
@@ -2982,11 +2921,11 @@ class _Frames:
             self.forget()
             answer.turned = False
 
-    def learn(self, line: str, chunk: Any, answer: _Answer, count: int = 1) -> None:
+    def learn(self, line: str, chunk: Any, answer: _Answer) -> None:
         """Keep the frame of a line that was read in full, if it is one."""
         if answer.finish is not None or answer.has_refusal or answer.halves:
             return  # what comes now may be refused: it is read in full
-        self.wait -= count
+        self.wait -= 1
         if self.wait > 0 or self.stopped or len(line) > self.LONGEST:
             return
         hole = _hole(chunk, answer)
@@ -2995,11 +2934,27 @@ class _Frames:
         # Where frames do not repeat, learning them pauses for longer and longer.
         self.pause = 1 if self.hits else min(self.pause * 2, 256)
         self.wait, self.hits = self.pause, 0
-        self.frames = [_make_frame(line, *hole), *self.frames[:3]]
+        carrier, path = hole
+        spots = [_spot(line, chunk, each) for each in (path, *self.changing(chunk))]
+        if None not in spots:
+            begin, end = spots[0]
+            holes = sorted([(begin + 1, end - 1, True), *((*spot, False) for spot in spots[1:])])
+            self.frames = [_Frame(carrier, line, holes), *self.frames[:3]]
+
+    def changing(self, chunk: dict[str, Any]) -> list[list[Any]]:
+        """Where else the next events may differ: in padding (Azure), and in what is never read
+        and was another value when an event was last learned from."""
+        paths = [["created"], ["choices", 0, "logprobs"]]
+        last, self.unread = (
+            self.unread,
+            [chunk.get("created"), chunk["choices"][0].get("logprobs")],
+        )
+        found = [path for path, a, b in zip(paths, last, self.unread) if a != b and b is not None]
+        return found + [["obfuscation"]] * _is_words(chunk.get("obfuscation"))
 
 
-def _hole(chunk: dict[str, Any], answer: _Answer) -> tuple[Any, str, list[Any]] | None:
-    """What the string of a chunk adds to, its key, and its path; None if the chunk does more."""
+def _hole(chunk: dict[str, Any], answer: _Answer) -> tuple[Any, list[Any]] | None:
+    """What the string of a chunk adds to, and its path; None if the chunk does more."""
     choices = chunk.get("choices")
     if chunk.get("usage") or chunk.get("x_groq") or not choices or len(choices) != 1:
         return None
@@ -3014,9 +2969,9 @@ def _hole(chunk: dict[str, Any], answer: _Answer) -> tuple[Any, str, list[Any]] 
     keys = [key for key in full if key != "role"]
     if len(keys) != 1:
         return None
-    key = keys[0]
+    key, path = keys[0], ["choices", 0, "delta", keys[0]]
     if key == "content" or key in _REASONING_KEYS:
-        return (key, key, [key]) if isinstance(choice["delta"][key], str) else None
+        return (key, path) if isinstance(choice["delta"][key], str) else None
     if key != "tool_calls" or len(choice["delta"][key]) != 1:
         return None
     piece = choice["delta"][key][0]
@@ -3026,38 +2981,24 @@ def _hole(chunk: dict[str, Any], answer: _Answer) -> tuple[Any, str, list[Any]] 
     more = any(v is not None and (v or n != "id") for n, v in piece.items() if n not in plain)
     if call is None or more or function.get("name") or not _is_words(function.get("arguments")):
         return None
-    return call, "arguments", ["tool_calls", 0, "function", "arguments"]
+    return call, [*path, 0, "function", "arguments"]
 
 
-def _make_frame(line: str, carrier: Any, key: str, path: list[Any]) -> _Frame:
-    frame, chunk = _Frame(carrier, path), _parse_json(line[line.index("{") :])
-    spot = _spot(line, chunk, key, path)
-    padding = spot
-    if _is_words(chunk.get("obfuscation")):  # Azure pads every chunk
-        padding = _spot(line, chunk, "obfuscation", ["obfuscation"])
-    if spot is not None and padding is not None:
-        (a, b), (c, d) = sorted((spot, padding))
-        frame.set_text(line[:a], line[b:c] if b < c else "", line[d:], spot <= padding)
-    frame.set_pattern(chunk)
-    return frame
-
-
-def _spot(line: str, chunk: dict[str, Any], key: str, path: list[Any]) -> tuple[int, int] | None:
-    """Where the string at ``path`` stands in the line: proved with a marker in its place."""
-    begin = line.find("{")
-    spots = [match.end() for match in re.finditer(rf'"{key}"\s*:\s*"', line)]
-    for start in spots[:3]:  # a hostile line has hundreds, and each costs a decoding
+def _spot(line: str, chunk: dict[str, Any], path: list[Any]) -> Any:
+    """Where the value at ``path`` begins and ends in the line: proved with a marker in its place.
+    None if that cannot be told."""
+    first, found = line.find("{"), re.finditer(rf'"{path[-1]}"\s*:\s*', line)
+    for start in [match.end() for match in itertools.islice(found, 3)]:  # a hostile line has many
         try:
-            value, end = _scanstring(line, start)
-            marked = _parse_json(line[begin:start] + _MARKER + line[end - 1 :])
-            place = marked if key == "obfuscation" else marked["choices"][0]["delta"]
+            value, end = _scan_json(line, start)
+            place = marked = _parse_json(f'{line[first:start]}"{_MARKER}"{line[end:]}')
             for step in path[:-1]:
                 place = place[step]
             if place[path[-1]] == _MARKER:
                 place[path[-1]] = value
-                return (start, end - 1) if marked == chunk else None
-        except (ValueError, LookupError, TypeError):  # pragma: no cover - a line that was read in
-            continue  # full has none of these; but a shortcut must never be what fails
+                return (start, end) if marked == chunk else None
+        except (ValueError, StopIteration, LookupError, TypeError):  # pragma: no cover - a line
+            continue  # that was read in full has none of these; but a shortcut must never fail
     return None
 
 
@@ -3154,30 +3095,25 @@ class Decoder:
                 yield out.popleft()
             if self._error is not None:
                 raise _again(self._error)
-            if not self._read_on():
+            if self._at == len(self._text) and not self._queue:
                 return
+            self._try(self._read_on)
 
-    def _read_on(self) -> bool:
-        """Read the next events or the next line, of the next block where need be; whether there
-        was anything to read."""
+    def _read_on(self) -> None:
+        """Read the next events or the next line, of the next block where need be."""
         if self._at == len(self._text):
-            if not self._queue:
-                return False
-            self._try(self._take)
+            self._take()
         text, at = self._text, self._at
         if at < len(text) and (self._data or self._event or not self._read_whole(text, at)):
             end = text.index("\n", at)
             self._at = end + 1
-            self._try(self._line, text[at:end])
-        return True
+            self._line(text[at:end])
 
     def _read_whole(self, text: str, at: int) -> bool:
         """Read an event of one line, as nearly all are, or several that repeat one."""
         last, frames = at + self._short, self._frames
         if frames.frames:
             carrier, strings, self._at = frames.match(text, at, last)
-            if not strings:
-                carrier, strings, self._at = frames.match_chunks(text, at, last, self._answer)
             if strings:
                 self._answer.repeated(carrier, strings)
                 return True
@@ -3185,7 +3121,7 @@ class Decoder:
         if end < 0 or not text.startswith("data: {", at) or not text.startswith("\n", end + 1):
             return False
         self._at = end + 2
-        self._try(self._whole_event, text[at:end])
+        self._whole_event(text[at:end])
         return True
 
     def _try(self, step: Callable[..., None], *args: Any) -> None:
@@ -3247,13 +3183,14 @@ class Decoder:
         if len(body) > limit:
             raise ProtocolError("the server did not stream: it sent a large JSON body")
 
-    def _split(self, data: bytes) -> None:
-        whole = data.rfind(b"\n") + 1
-        if not whole:
-            self._tail += data
-            return
-        block = bytes(self._tail) + data[:whole]
-        self._tail = bytearray(data[whole:])
+    def _split(self, block: bytes) -> None:
+        if self._tail or not block.endswith(b"\n"):
+            whole = block.rfind(b"\n") + 1
+            if not whole:
+                self._tail += block
+                return
+            tail, self._tail = self._tail, bytearray(block[whole:])
+            block = bytes(tail) + block[:whole]
         # A line break never falls inside a character, so whole lines are whole text. What is not
         # UTF-8 is carried as lone surrogates until it is known whether it matters (S8).
         try:
@@ -3369,9 +3306,9 @@ class Decoder:
         self._object(text)
 
     def _object(self, text: str) -> None:
-        value = self._frames.decode(text)
-        self._frames.decoded = "", None
-        if value is None and text != "null":
+        try:
+            value = _parse_json(text)
+        except ValueError:
             self._joined(text)
             return
         self._value(value, text)
@@ -4443,9 +4380,9 @@ class _Response:
     def read(self, size: int, timeout: float | None) -> bytes:
         end = None if timeout is None else time.monotonic() + timeout
         while not self.ended:
-            if self.chunks is not None and self.chunks.failed is not None:
-                raise _again(self.chunks.failed)
-            raw = self.receive(size, timeout)
+            raw, self.ahead = self.ahead, b""
+            if not raw:
+                raw = self.receive(size, timeout)
             if not raw:
                 self.ended, self.reuse = True, False
                 if self.chunks is not None or self.left is not None:
@@ -4461,10 +4398,9 @@ class _Response:
         connection = self.connection
         if connection is None:
             raise Disconnected("the response was closed")
+        if self.chunks is not None and self.chunks.failed is not None:
+            raise _again(self.chunks.failed)
         try:
-            if self.ahead:
-                data, self.ahead = self.ahead, b""
-                return data
             return _receive(connection.sock, size, timeout)
         except socket.timeout:
             raise Timeout("nothing came in time") from None
@@ -4541,13 +4477,18 @@ class _Chunks:
         self.left = 0  # bytes of the chunk that are still to come
         # What is not whole yet: a size line stands behind the line break of the chunk before it.
         self.line = b"\r\n"
-        self.width = 0  # of the last size line, with both its line breaks
+        self.width = 7  # of the last size line, with both its line breaks; at first, what is usual
         self.trailers = 0
         self.ended = self.surplus = False
         self.failed: Error | None = None
 
     def feed(self, raw: bytes) -> bytes:
         """The data in what was received; what is wrong after it is raised by the next call."""
+        if self.line == b"\r\n" and not self.ended:
+            # One chunk, as a server sends an event: what the rest would do with it.
+            size = _sizes.get(self.line + raw[: self.width - 2])
+            if size is not None and len(raw) == self.width + size and raw.endswith(b"\r\n"):
+                return raw[self.width - 2 : -2]
         out: list[bytes] = []
         if self.failed is None:
             try:
@@ -4920,22 +4861,24 @@ class _Exchange:
 
     def read(self) -> bytes:
         """Bytes as they arrive; ``b""`` at the end, and then ``whole`` tells how it ended."""
-        if self.control.cancelled:
-            self.control.check()
-        seconds, message = self.control.limit(self.request._idle_timeout, self.control.idles)
+        control, seconds, message = self.control, self.request._idle_timeout, ""
+        if control.cancelled:
+            control.check()
+        if control.deadlines or control.idles:
+            seconds, message = control.limit(seconds, control.idles)
         try:
             data = self.response.read(self.size, seconds)
             self.size = _READ if 2 * len(data) < self.size else _READ_MOST
         except Truncated:
             self.whole, data = False, b""
         except Timeout:
-            self.control.check()
+            control.check()
             raise Timeout(self.request._late(message)) from None
         except Error:
-            self.control.check()
+            control.check()
             raise
         if not data:
-            self.control.check()  # a shutdown looks like the end
+            control.check()  # a shutdown looks like the end
             self.ended = True
         return data
 
@@ -4950,6 +4893,11 @@ class _Exchange:
             )
         self.inflater = _Inflater(coding)
         return True
+
+    @property
+    def is_decoded(self) -> bool:
+        """Whether ``read_decoded`` gives anything but what ``read`` does."""
+        return self.inflater is not None or self.ahead != b""
 
     def read_decoded(self) -> bytes:
         if self.ahead:
@@ -5641,8 +5589,9 @@ class Client:
             if control.direct and type(decoder) is Decoder:
                 control.ready = decoder._answer.out
             self._check_body(exchange, decoder)
+            read = exchange.read_decoded if exchange.is_decoded else exchange.read
             while decoder.completion is None:
-                data = exchange.read_decoded()
+                data = read()
                 yield from decoder.feed(data) if data else decoder.finish(exchange.whole)
         except Error as error:
             error.in_stream = exchange is not None

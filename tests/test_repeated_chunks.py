@@ -61,6 +61,9 @@ COMMON: list[Shape] = [
     lambda word: piece(1, word, type="function"),
     lambda word: of({"content": word}, note='"content":"no"', service_tier="s"),
     lambda word: of({"content": word}, error=None, content_filter_results={}),
+    lambda word: of({"content": word}, created=1741569952 + len(word)),
+    lambda word: {"created": len(word) / 2, **of({"reasoning": word}, logprobs=[word])},
+    lambda word: of({"content": word}, created=len(word), obfuscation="x" * len(word)),
     lambda word: of({"content": word}, tier=len(word) % 2),
     lambda word: of({"content": word}, index=1),
     lambda word: piece(0, word, id="k1", extra_content={"a": 1}),
@@ -253,6 +256,50 @@ def test_each_raw_string_in_each_common_chunk(common: int, raw: bytes) -> None:
     check(among(shape, shape(MARK)), writer, dice, MODES[:2])
 
 
+# What may stand where a value is never read, or break out of its place.
+VALUES = [
+    "0", "01", "-1", "1.5", "1e999", "1" * 400, "1" * 5000, "NaN", "-Infinity", "tru",
+    "true", "null",
+    '""', '"', '"x', '"\\ud83d"', '"\\u00e"', '"a\tb"', '"\\q"', '"x' + "y" * 300 + '"', "é",
+    "", " 1", "1 ", "1\n", "1\r", "1\n\n", '1,"created":2', '1,"error":{"message":"no"}',
+    '1,"choices":[]', "[]", "{}", "[1", "[NaN]", '{"a":1,"a":2}', "[1e999]", "[1] ", "[\n1]",
+    "[" * 150 + "]" * 150, "[" * 250 + "]" * 250, '{"a":' * 300 + "1" + "}" * 300, "[" * 5000,
+    "[" + "[]," * 250 + "1]",
+]  # fmt: skip
+PLACES = ["created", "logprobs", "obfuscation"]
+
+
+def with_value(place: str, value: str) -> bytes:
+    inner = f',"logprobs":{value}' if place == "logprobs" else ""
+    top = "" if inner else f'"{place}":{value},'
+    line = f'{{"id":"a",{top}"choices":[{{"index":0,"delta":{{"content":"b"}}{inner}}}]}}'
+    return f"data: {line}\n\n".encode()
+
+
+@pytest.mark.parametrize("value", VALUES, ids=lambda value: ascii(value[:12]))
+@pytest.mark.parametrize("place", PLACES)
+def test_each_value_where_it_is_never_read(place: str, value: str) -> None:
+    """After others in its place that changed with each event, alone and in the middle of many."""
+    dice = random.Random(value)
+    for word, other in (("17", "18"), ('"x"', '{"a":["b",-0.5]}')):
+        before = [with_value(place, each) for each in (other, word, word, word, other, other)]
+        stream = [*before * 2, with_value(place, value), *before, STOPPED]
+        whole = b"".join(stream)
+        for mode in MODES[:2]:
+            other_lines = [event[:-1] + b"retry: 1\n\n" for event in stream]
+            wanted = harness.decode(other_lines, **mode).key()
+            for pieces in (stream, [whole], random_pieces(dice, whole)):
+                assert harness.decode(pieces, **mode).key() == wanted
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_values_that_are_never_read_may_change(place: str) -> None:
+    decoder, stream = svir.Decoder(), [with_value(place, f"{number}7") for number in range(1, 99)]
+    assert len(list(decoder.feed(b"".join(stream)))) == 98
+    if svir._scanstring is not None and place != "obfuscation":  # numbers are no padding
+        assert decoder._frames.hits > 90
+
+
 def test_repeated_chunks_are_not_decoded_again() -> None:
     """Also with a second string that changes (Azure's padding), and with two shapes in turn."""
     decoder = svir.Decoder()
@@ -335,7 +382,15 @@ AT_ONCE: dict[str, Shape] = {
     "reasoning": COMMON[3],
     "pieces of a call": COMMON[8],
     "a changing padding behind": COMMON[6],
-    "a changing padding before": COMMON[7],
+    "a changing padding before": lambda word: {
+        "obfuscation": "x" * len(word),
+        **of({"content": word}),
+    },
+    "a clock": lambda word: {"created": 17 + len(word), **of({"content": word})},
+    "a clock, and padding": lambda word: {
+        **of({"reasoning": word}, created=17 + len(word)),
+        "obfuscation": "100%" * len(word),
+    },
     "a short frame around long strings": lambda word: {
         "choices": [{"delta": {"content": word * 20}}]
     },
