@@ -37,35 +37,36 @@ import sys
 import threading
 import time
 from collections import deque
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    Callable,
-    ClassVar,
-    Dict,
-    Generator,
-    Iterable,
-    Iterator,
-    List,
-    Literal,
-    Mapping,
-    NoReturn,
-    Optional,
-    Protocol,
-    Sequence,
-    Tuple,
-    TypeVar,
-    Union,
-    get_args,
-    overload,
-)
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 
+TYPE_CHECKING = False  # but for type checkers: `typing` would be a sixth of the import
 if TYPE_CHECKING:
     import ssl
     from types import TracebackType
+    from typing import (
+        Any,
+        ClassVar,
+        Dict,
+        List,
+        Literal,
+        NoReturn,
+        Optional,
+        Protocol,
+        Tuple,
+        TypeVar,
+        Union,
+        overload,
+    )
 
-    from typing_extensions import Self, TypedDict, Unpack, dataclass_transform
+    from typing_extensions import Self, TypeAlias, TypedDict, Unpack, dataclass_transform
+
+    _T = TypeVar("_T")
+    _Texts = List[str]
+    _TextsByName = Dict[str, str]
+    _PathLike = os.PathLike[str]
+    _Counts = Tuple[int, int, int, Optional[int]]  # the fields of a Usage
 else:
+    Protocol, _Texts, _TextsByName, _PathLike = object, list, dict, os.PathLike
 
     def dataclass_transform(**options):
         return lambda cls: cls  # it tells type checkers what _Value does
@@ -96,9 +97,6 @@ __all__ = [
     "Stream", "Wire", "WireDecoder",
 ]
 # fmt: on
-
-_T = TypeVar("_T")
-
 
 # -- 1. Errors -----------------------------------------------------------------------------------
 
@@ -275,10 +273,9 @@ _MESSAGE_CHARS = 4096
 _OVERFLOW_CODES = frozenset(
     ("context_length_exceeded", "context_window_exceeded", "exceed_context_size_error")
 )
-_OVERFLOW_WORDS = re.compile(
+_OVERFLOW_WORDS = (  # patterns are compiled where they are first used: that takes long, too
     "context length|context size|context window|context budget|compacted context"
-    "|prompt is too long|maximum context",
-    re.IGNORECASE,
+    "|prompt is too long|maximum context"
 )
 
 
@@ -313,9 +310,19 @@ def _encodable(text: str) -> str:
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
+def _has_half(text: str) -> bool:
+    """Whether it holds half of a surrogate pair."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return True
+    return False
+
+
 def _is_overflow(message: str | None, codes: Sequence[Any]) -> bool:
     by_code = any(isinstance(code, str) and code in _OVERFLOW_CODES for code in codes)
-    return by_code or (message is not None and _OVERFLOW_WORDS.search(message) is not None)
+    by_words = message is not None and re.search(_OVERFLOW_WORDS, message, re.IGNORECASE)
+    return by_code or bool(by_words)
 
 
 def _server_error(value: Any) -> Error:
@@ -400,11 +407,17 @@ def _compact_json(value: Any) -> str:
 
 # -- 2. Types ------------------------------------------------------------------------------------
 
-FinishReason = Literal["stop", "tool_calls", "length", "content_filter", "refusal"]
-ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
-FilePath = Union[str, "os.PathLike[str]"]
+# A type's other name is text until somebody looks at it: see the end of the file.
+FinishReason: TypeAlias = 'Literal["stop", "tool_calls", "length", "content_filter", "refusal"]'
+ReasoningEffort: TypeAlias = 'Literal["none", "minimal", "low", "medium", "high", "xhigh"]'
+FilePath: TypeAlias = "Union[str, _PathLike]"
 _Count = int  # not negative
 _new, _set = object.__new__, object.__setattr__
+
+
+def _words(alias: Any) -> tuple[str, ...]:
+    """The words of a Literal."""
+    return tuple(alias.split('"')[1::2])
 
 
 class _Signature:
@@ -722,7 +735,7 @@ class TextFile(_Value):
         return os.path.basename(self.path) or os.fsdecode(self.path)
 
 
-Part = Union[str, Image, TextFile]
+Part: TypeAlias = "Union[str, Image, TextFile]"
 
 
 class ToolCall(_Value):
@@ -737,10 +750,13 @@ class ToolCall(_Value):
     arguments: str = ""
     extra: dict[str, Any] = {}
 
-    @overload
-    def parse(self) -> Any: ...
-    @overload
-    def parse(self, into: Callable[[Any], _T]) -> _T: ...
+    if TYPE_CHECKING:
+
+        @overload
+        def parse(self) -> Any: ...
+        @overload
+        def parse(self, into: Callable[[Any], _T]) -> _T: ...
+
     def parse(self, into: Callable[[Any], Any] | None = None) -> Any:
         """The arguments as a value; none at all are ``{}``. Raises ``ValueError``."""
         return _parse_text(self.arguments if self.arguments.strip() else "{}", into, "arguments")
@@ -824,7 +840,7 @@ class ToolResult(_Value):
     is_error: bool = False
 
 
-Message = Union[User, Assistant, ToolResult]
+Message: TypeAlias = "Union[User, Assistant, ToolResult]"
 
 
 class Tool(_Value):
@@ -865,8 +881,8 @@ class JsonSchema(_Value):
             raise ConfigError("the name of a JsonSchema is 1 to 64 of A-Z a-z 0-9 _ -")
 
 
-ToolChoice = Union[Literal["auto", "none", "required"], NamedTool]
-ResponseFormat = Union[Literal["text", "json_object"], JsonSchema]
+ToolChoice: TypeAlias = 'Union[Literal["auto", "none", "required"], NamedTool]'
+ResponseFormat: TypeAlias = 'Union[Literal["text", "json_object"], JsonSchema]'
 
 # Keys of the body that svir writes itself, and what sets them: `extra` may not, behind its back.
 _SETTERS = (
@@ -1037,10 +1053,13 @@ class Completion(_Value):
             extra={key: delta[key] for key in _SENT_BACK if key in delta},
         )
 
-    @overload
-    def parse(self) -> Any: ...
-    @overload
-    def parse(self, into: Callable[[Any], _T]) -> _T: ...
+    if TYPE_CHECKING:
+
+        @overload
+        def parse(self) -> Any: ...
+        @overload
+        def parse(self, into: Callable[[Any], _T]) -> _T: ...
+
     def parse(self, into: Callable[[Any], Any] | None = None) -> Any:
         """The text read as JSON, then ``into(value)``. Raises ``ValueError``.
 
@@ -1116,7 +1135,7 @@ class Completed(_Value):
     completion: Completion
 
 
-Event = Union[TextDelta, ReasoningDelta, ToolCallDelta, Completed]
+Event: TypeAlias = "Union[TextDelta, ReasoningDelta, ToolCallDelta, Completed]"
 
 
 def _many(cls: Any, *columns: Any) -> list[Event]:
@@ -1200,8 +1219,8 @@ _KINDS: dict[str, tuple[type, ...]] = {
     "ResponseFormat": (str, JsonSchema),
 }
 _CHOICES = {
-    "FinishReason": get_args(FinishReason),
-    "ReasoningEffort": get_args(ReasoningEffort),
+    "FinishReason": _words(FinishReason),
+    "ReasoningEffort": _words(ReasoningEffort),
 }
 _DICT_FORMS: dict[str, Callable[[Any], Any]] = {
     **{
@@ -1836,8 +1855,8 @@ def _format(form: ResponseFormat) -> dict[str, Any] | None:
 
 # -- 4. Decoder ----------------------------------------------------------------------------------
 
-ThinkMode = Literal["split", "keep", "open"]
-_THINK_MODES = get_args(ThinkMode)
+ThinkMode: TypeAlias = 'Literal["split", "keep", "open"]'
+_THINK_MODES = _words(ThinkMode)
 
 ACCEPT = frozenset(
     (
@@ -1924,9 +1943,6 @@ def _is_blocked(results: Any) -> bool:
     return False
 
 
-_Counts = Tuple[int, int, int, Optional[int]]  # the fields of a Usage
-
-
 def _read_usage(report: Any) -> tuple[_Counts | None, str | None]:
     """The counts of a usage report, or None, and the quirk it shows (U2, U3)."""
     if not isinstance(report, dict):
@@ -2009,7 +2025,7 @@ class _Think:
         return [(self.inside, held)] if held else []
 
 
-class _Pieces(List[str]):
+class _Pieces(_Texts):
     """The pieces of a text. Small strings take ten times their memory, so many become one, and of
     those, many again."""
 
@@ -2751,7 +2767,6 @@ _MARKER = "svir's marker"
 _NO_QUOTES = r'([^"\x00-\x1f]{0,256})'
 _WITH_QUOTES = r'([^"\\\x00-\x1f]{0,128}(?:\\.[^"\\\x00-\x1f]{0,64}){0,16})'
 _SCALAR = r'("[^"\\\x00-\x1f]{0,64}"|[1-9][0-9]{0,15})'
-_HALF = re.compile("[\ud800-\udfff]").search
 
 
 class _Frame:
@@ -2812,9 +2827,8 @@ class _Frame:
                 at += len(text)
         except (ValueError, StopIteration, RecursionError):
             return None
-        if at != len(event) or not (string.isascii() or _HALF(string) is None):
-            return None
-        return string
+        is_whole = at == len(event) and (string.isascii() or not _has_half(string))
+        return string if is_whole else None
 
     def strings_at(self, text: str, at: int, last: int) -> tuple[list[str], int]:
         """As ``strings``, many at once: where they stand is guessed by the lengths around them,
@@ -2873,8 +2887,8 @@ def _unescaped(inner: list[str]) -> list[str]:
             strings[n], _ = _scanstring(inner[n] + '"', 0)
         except ValueError:
             return strings[:n]
-        if "\\u" in inner[n] and _HALF(strings[n]):
-            return strings[:n]  # half of a surrogate pair
+        if "\\u" in inner[n] and _has_half(strings[n]):
+            return strings[:n]
     return strings
 
 
@@ -2944,13 +2958,11 @@ class _Frames:
     def changing(self, chunk: dict[str, Any]) -> list[list[Any]]:
         """Where else the next events may differ: in padding (Azure), and in what is never read
         and was another value when an event was last learned from."""
-        paths = [["created"], ["choices", 0, "logprobs"]]
-        last, self.unread = (
-            self.unread,
-            [chunk.get("created"), chunk["choices"][0].get("logprobs")],
-        )
-        found = [path for path, a, b in zip(paths, last, self.unread) if a != b and b is not None]
-        return found + [["obfuscation"]] * _is_words(chunk.get("obfuscation"))
+        found: list[list[Any]] = [["obfuscation"]] * _is_words(chunk.get("obfuscation"))
+        last, now = self.unread, [chunk.get("created"), chunk["choices"][0].get("logprobs")]
+        self.unread = now
+        paths: list[list[Any]] = [["created"], ["choices", 0, "logprobs"]]
+        return found + [path for path, a, b in zip(paths, last, now) if a != b and b is not None]
 
 
 def _hole(chunk: dict[str, Any], answer: _Answer) -> tuple[Any, list[Any]] | None:
@@ -3562,14 +3574,14 @@ class HttpRequest:
         return f"HttpRequest({self.method!r}, {_without_query(self.url)!r}, {self.headers!r})"
 
 
-_HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+\Z")
+_HEADER_NAME = r"[A-Za-z0-9!#$%&'*+.^_`|~-]+\Z"
 
 
 def _is_header_value(value: str) -> bool:
     return value.isascii() and value.replace("\t", " ").isprintable()
 
 
-class _Headers(Dict[str, str]):
+class _Headers(_TextsByName):
     """Headers whose values show in no repr: any may be a credential (D38)."""
 
     def __repr__(self) -> str:
@@ -3747,7 +3759,7 @@ class HttpBackend:
             target = f"http://{where.netloc}{target}"
             headers.update(self._proxy.headers())
         for name in headers:  # no value in a local: see _Hidden
-            if not _HEADER_NAME.match(name):
+            if not re.match(_HEADER_NAME, name):
                 raise ConfigError("the name of a header cannot be sent as it is")
             if not _is_header_value(headers[name]):
                 raise ConfigError(f"the value of the header {name} cannot be sent as it is")
@@ -4098,7 +4110,7 @@ class _Head:
         return "close" not in options
 
 
-_HEAD_END = re.compile(rb"\n\r?\n")
+_HEAD_END = rb"\n\r?\n"
 
 
 def _read_head(
@@ -4107,7 +4119,7 @@ def _read_head(
     """The head of the answer, after any 1xx, and what came after it."""
     seen = 0
     while True:
-        end = _HEAD_END.search(data, max(0, seen - 2))
+        end = re.compile(_HEAD_END).search(data, max(0, seen - 2))
         size = len(data) if end is None else end.start()
         if size > _Head.LONGEST or data.count(b"\n", 0, size) > _Head.MOST + (end is None):
             raise ProtocolError("the answer is not HTTP: too many headers, or too long ones")
@@ -4768,16 +4780,16 @@ def _redirect(status: int, headers: Mapping[str, str]) -> Error:
     )
 
 
-_NUMBER = re.compile(r"[0-9]{1,9}(?:\.[0-9]{1,9})?\Z")
+_NUMBER = r"[0-9]{1,9}(?:\.[0-9]{1,9})?\Z"
 
 
 def _retry_after(headers: Mapping[str, str]) -> float | None:
     """Seconds to wait: a number, or a date against the server's own clock (H5)."""
     in_ms = headers.get("retry-after-ms", "").strip()
-    if _NUMBER.match(in_ms):
+    if re.match(_NUMBER, in_ms):
         return float(in_ms) / 1000
     value = headers.get("retry-after", "").strip()
-    if _NUMBER.match(value):
+    if re.match(_NUMBER, value):
         return float(value)
     at = _http_date(value)
     if at is None:
@@ -5015,7 +5027,7 @@ class Call:
         return Call(client, self._control)
 
 
-Layer = Callable[[Request, Call], Iterator[Event]]
+Layer: TypeAlias = "Callable[[Request, Call], Iterator[Event]]"
 
 
 class Stream:
@@ -5364,7 +5376,7 @@ _OWN_HEADERS = frozenset(
     )
 )
 
-ApiKey = Union[str, Secret, Callable[[], Union[str, Secret]], None]
+ApiKey: TypeAlias = "Union[str, Secret, Callable[[], Union[str, Secret]], None]"
 
 
 class Client:
@@ -5768,8 +5780,9 @@ def _seconds(value: Any, what: str) -> float | None:
     return None if value is None else float(value)
 
 
-_URL = re.compile(
-    r"(?P<scheme>[A-Za-z]+)://(?P<host>\[[0-9A-Fa-f:.]+\]|[^/?#\[\]:@]*)(?::(?P<port>\d{0,5}))?(?P<path>/[^?#]*)?\Z"
+_URL = (
+    r"(?P<scheme>[A-Za-z]+)://(?P<host>\[[0-9A-Fa-f:.]+\]|[^/?#\[\]:@]*)"
+    r"(?::(?P<port>\d{0,5}))?(?P<path>/[^?#]*)?\Z"
 )
 
 
@@ -5785,7 +5798,7 @@ def _base_url(url: Any, exact: bool, allow_http: bool) -> str:
     if not re.match(r"https?://", text, re.IGNORECASE):
         hint = f': try "http://{shown[1:-1]}"' if "://" not in text else ""
         raise ConfigError(f"the base URL must start with http:// or https://, not {shown}{hint}")
-    match = _URL.match(text)
+    match = re.match(_URL, text)
     if match is None or not match.group("host") or int(match.group("port") or 1) > 65535:
         raise ConfigError(f"the base URL has no usable host, or no usable port: {shown}")
     scheme, host = match.group("scheme").lower(), match.group("host").lower()
@@ -5830,7 +5843,7 @@ def _caller_headers(headers: Any) -> dict[str, Secret]:
     if isinstance(headers, _Wrong):
         raise ConfigError(f"headers must be a dict, not {headers.kind}")
     for name, secret in headers.items():
-        if not isinstance(name, str) or not _HEADER_NAME.match(name):
+        if not isinstance(name, str) or not re.match(_HEADER_NAME, name):
             raise ConfigError(f"{_shown(name)} is not a header name")
         if name.lower() in _OWN_HEADERS:
             raise ConfigError(
@@ -5857,3 +5870,26 @@ def _caller_query(query: Any) -> str:
         return "?" + urlencode(query)
     except UnicodeEncodeError:
         raise ConfigError("query holds half of a surrogate pair") from None
+
+
+# The other names of types, such as Event, are text so far. Few look at one, so they are made then:
+# that and `typing` would be a quarter of the import.
+if not TYPE_CHECKING:
+    _aliases = {name: globals().pop(name) for name in __all__ if type(globals()[name]) is str}
+
+    def __getattr__(name):
+        if name not in _aliases:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        import typing
+
+        for alias, text in _aliases.items():
+            holder = type(alias, (), {"__annotations__": {alias: text}})
+            globals().update(typing.get_type_hints(holder, globals(), vars(typing)))
+        return globals()[name]
+
+    def __dir__():
+        return sorted({*globals(), *_aliases})
+
+    # In a cell, or run inside another module, names are not asked for in that way.
+    if globals().get("__file__") != __getattr__.__code__.co_filename:
+        __getattr__("Event")

@@ -301,6 +301,8 @@ def method_entry(source: Source, node: ast.FunctionDef) -> str:
 
 def assigned(source: Source, node: Any) -> str:
     value = source.of(node.value)
+    if getattr(getattr(node, "annotation", None), "id", "") == "TypeAlias":  # a type as text
+        value = ast.literal_eval(value).replace("_PathLike", "os.PathLike[str]")
     return f"{name_of(node)} = {value}"
 
 

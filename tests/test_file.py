@@ -129,9 +129,9 @@ def imports(nodes: Any) -> set[str]:
 AT_THE_TOP = {
     *("__future__", "binascii", "codecs", "collections", "functools", "io", "itertools", "json"),
     *("os", "re", "select"),
-    *("socket", "stat", "sys", "threading", "time", "typing"),
+    *("socket", "stat", "sys", "threading", "time"),
 }
-WHEN_NEEDED = {"email", "http", "inspect", "ssl", "urllib", "zlib"}
+WHEN_NEEDED = {"email", "http", "inspect", "ssl", "typing", "urllib", "zlib"}
 
 
 def test_imports() -> None:
@@ -214,7 +214,7 @@ def test_the_licence_and_the_version_are_in_the_file() -> None:
 
 FLAGS = ["-I", "-S", "-W", "error", "-X", "dev", "-bb", "-OO"]
 FORBIDDEN = [
-    *("asyncio", "subprocess", "signal", "multiprocessing", "dataclasses", "inspect"),
+    *("asyncio", "subprocess", "signal", "multiprocessing", "dataclasses", "inspect", "typing"),
     *("ssl", "http.client", "email", "concurrent", "logging", "certifi", "typing_extensions"),
 ]
 ANSWER = "Hel", "lo é😀"
@@ -264,6 +264,22 @@ loaded = set(sys.modules) - before
 check(svir.__file__ == PATH)
 check(not loaded & set({FORBIDDEN!r}))
 ask(svir)
+"""
+ALIASES = """
+sys.path.insert(0, folder)
+import svir
+check("typing" not in sys.modules and "Event" in dir(svir) and not hasattr(svir, "event"))
+from svir import Event
+import typing
+check(typing.get_args(Event)[0] is svir.TextDelta and svir.Event is Event)
+check(typing.get_args(svir.Layer)[1] == typing.Iterator[Event])
+check("stop" in typing.get_args(svir.FinishReason) and str in typing.get_args(svir.FilePath))
+
+space = {"__name__": "a_cell"}  # names are not asked for there, but looked up
+with open(PATH, encoding="utf-8") as file:
+    exec(compile(file.read(), "<cell>", "exec"), space)
+exec("def f(event: Event, mode: ThinkMode): return Event", space)
+check(typing.get_type_hints(space["f"], space)["event"] == space["Event"])
 """
 EXECUTED = """
 space = {"__name__": "a_notebook_cell"}
@@ -316,6 +332,7 @@ ask(svir)
 SCENARIOS = {
     "alone": ALONE,
     "executed": EXECUTED,
+    "other names of types": ALIASES,
     "twice": TWICE,
     "zipped": ZIPPED,
     "without ssl": WITHOUT_SSL,
@@ -324,7 +341,9 @@ SCENARIOS = {
 }
 # On the other Pythons the same in fewer processes.
 JOINED = {"alone, executed, twice, zipped": ALONE + EXECUTED + TWICE + ZIPPED}
-JOINED.update((name, SCENARIOS[name]) for name in ("without ssl", "closed stdio"))
+JOINED.update(
+    (name, SCENARIOS[name]) for name in ("without ssl", "closed stdio", "other names of types")
+)
 
 
 def describe(python: str) -> tuple[str, str] | None:
