@@ -267,8 +267,9 @@ ask(svir)
 """
 ALIASES = """
 sys.path.insert(0, folder)
+before = "typing" in sys.modules  # importlib of 3.9 has it
 import svir
-check("typing" not in sys.modules and "Event" in dir(svir) and not hasattr(svir, "event"))
+check(before == ("typing" in sys.modules) and "Event" in dir(svir) and not hasattr(svir, "event"))
 from svir import Event
 import typing
 check(typing.get_args(Event)[0] is svir.TextDelta and svir.Event is Event)
