@@ -59,6 +59,94 @@ def in_phase(tls: Any) -> Iterator[Callable[[str], Asked]]:
         yield lambda name: ask_in(name, stack, tls, connect_timeout=30.0, idle_timeout=30.0)
 
 
+# -- A thread that waits, and its limits ---------------------------------------------------------
+
+
+@pytest.fixture
+def kernel_waits(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Whether the kernel keeps a limit, for each that it was asked to keep."""
+    asked: list[bool] = []
+    ask = svir._let_kernel_wait
+    monkeypatch.setattr(
+        svir, "_let_kernel_wait", lambda *args: asked.append(ask(*args)) or asked[-1]
+    )
+    return asked
+
+
+def in_thread(call: Callable[[], Any]) -> Any:
+    """What it returned or raised, and after how many seconds."""
+    result: list[Any] = []
+
+    def run() -> None:
+        start = time.monotonic()
+        try:
+            result.append(call())
+        except svir.Error as error:
+            result.append(error)
+        result.append(time.monotonic() - start)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join(60)
+    return result
+
+
+EVENTS = [sse(chunk({"content": letter}), done=False) for letter in "abcdefgh"]
+PACED = [step for event in EVENTS for step in (event, 0.02)]
+
+
+@pytest.mark.parametrize("tls_too", [False, True])
+def test_silence_in_a_thread_is_a_timeout(tls_too: bool, tls: Any, kernel_waits: Any) -> None:
+    options = {"cafile": tls.cafile} if tls_too else {}
+    with MockServer(tls=tls.server() if tls_too else None) as server:
+        server.reply(*PACED, hang=True)
+        with svir.Client(server.url, idle_timeout=0.4, **options) as client:
+            error, seconds = in_thread(lambda: client.complete(REQUEST))
+    assert isinstance(error, svir.Timeout)
+    assert "nothing came for 0.4 s" in str(error)
+    assert error.partial is not None
+    assert error.partial.text == "abcdefgh"
+    assert 0.5 < seconds < 10
+    assert kernel_waits == [not tls_too and os.name == "posix"]
+
+
+def test_a_deadline_in_a_thread_is_kept(server: MockServer, kernel_waits: Any) -> None:
+    """Each wait has another limit, so the kernel is not asked to keep one."""
+    server.reply(*PACED, hang=True)
+    with svir.Client(server.url, idle_timeout=30, total_timeout=0.6) as client:
+        error, seconds = in_thread(lambda: client.complete(REQUEST))
+    assert isinstance(error, svir.Timeout)
+    assert "total_timeout" in str(error)
+    assert 0.55 < seconds < 10
+    assert not any(kernel_waits)
+
+
+def test_a_limit_that_changes_in_a_thread(server: MockServer, kernel_waits: Any) -> None:
+    """What the kernel keeps ends with the limit: a later, shorter one is kept too."""
+    server.reply(*PACED, hang=True)
+    with svir.Client(server.url, idle_timeout=30) as client:
+        stream = client.stream(REQUEST)
+        control = stream._control
+
+        def read() -> None:
+            for number, _ in enumerate(stream):
+                if number == 6:
+                    control.idles.append((0.3, "too slow"))
+
+        error, seconds = in_thread(read)
+    assert isinstance(error, svir.Timeout)
+    assert "too slow" in str(error)
+    assert 0.3 < seconds < 10
+    assert kernel_waits[0] == (os.name == "posix")
+
+
+def test_the_main_thread_waits_itself(server: MockServer, kernel_waits: Any) -> None:
+    server.reply(text_answer(*[step for letter in "abcdefgh" for step in (letter, 0.02)]))
+    with svir.Client(server.url) as client:
+        assert client.complete(REQUEST).text == "abcdefgh"
+    assert kernel_waits == [False]
+
+
 # -- A close wakes the reader ---------------------------------------------------------------------
 
 
