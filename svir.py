@@ -4080,15 +4080,22 @@ def _let_kernel_wait(sock: Any, seconds: float | None) -> bool:
         return False
     if threading.current_thread() is threading.main_thread():
         return False
-    import struct
-
-    limit = divmod(max(1, int(min(seconds, 1e9) * 1e6)), 1000000)
-    try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", *limit))
-    except OSError:  # pragma: no cover - another layout than struct timeval's
-        return False
+    if not _set_kernel_limit(sock, max(1, int(min(seconds, 1e9) * 1e6))):
+        return False  # pragma: no cover - where a struct timeval has another layout
     sock.settimeout(None)
     return True
+
+
+def _set_kernel_limit(sock: socket.socket, microseconds: int) -> bool:
+    """Have a blocking read fail after so long; 0 is no limit. Whether that is possible."""
+    import struct
+
+    limit = struct.pack("ll", *divmod(microseconds, 1000000))
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+        return True
+    except OSError:  # it is closed, or see above
+        return False
 
 
 class _Head:
@@ -4436,7 +4443,8 @@ class _Response:
         if self.chunks is not None and self.chunks.failed is not None:
             raise _again(self.chunks.failed)
         if timeout != self.patience:
-            self.patience, self.in_kernel = timeout, None
+            self.take_wait_back(connection.sock)
+            self.patience = timeout
         elif self.in_kernel is None:  # a limit that was asked for before will be again
             self.in_kernel = _let_kernel_wait(connection.sock, timeout)
         try:
@@ -4448,6 +4456,11 @@ class _Response:
         except OSError as error:
             failed = error.strerror or type(error).__name__
         raise Disconnected(f"the connection broke inside the answer: {failed}")
+
+    def take_wait_back(self, sock: Any) -> None:
+        if self.in_kernel:
+            _set_kernel_limit(sock, 0)
+        self.in_kernel = None
 
     def take(self, raw: bytes) -> bytes:
         """The body's bytes in what was received."""
@@ -4476,6 +4489,7 @@ class _Response:
         ends = self.ends_now(connection) if usable else False
         # A proxy sends the body's end a moment after [DONE]: it is looked for at the next use.
         if seconds > 0 and (ends or (ends is None and self.answered)):
+            self.take_wait_back(connection.sock)
             connection.unfinished = None if ends else self
             connection.pool.put(connection, seconds)
         else:

@@ -131,7 +131,7 @@ AT_THE_TOP = {
     *("os", "re", "select"),
     *("socket", "stat", "sys", "threading", "time"),
 }
-WHEN_NEEDED = {"email", "http", "inspect", "ssl", "typing", "urllib", "zlib"}
+WHEN_NEEDED = {"email", "http", "inspect", "ssl", "struct", "typing", "urllib", "zlib"}
 
 
 def test_imports() -> None:
