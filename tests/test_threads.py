@@ -140,22 +140,23 @@ def test_a_limit_that_changes_in_a_thread(server: MockServer, kernel_waits: Any)
     assert kernel_waits[0] == (os.name == "posix")
 
 
-def test_a_limit_that_ends_in_a_thread(server: MockServer, kernel_waits: Any) -> None:
+@pytest.mark.parametrize("at", ["in the answer", "with the answer"])
+def test_a_limit_that_ends_in_a_thread(at: str, server: MockServer, kernel_waits: Any) -> None:
     """Neither the rest of the answer nor the next one on the connection meets it again."""
-    server.reply(*PACED, 0.6, sse(chunk({}, "stop")))
+    server.reply(*PACED, 0.6 if at == "in the answer" else 0, sse(chunk({}, "stop")))
     server.reply(0.6, *PACED, sse(chunk({}, "stop")))
 
     def patient(request: svir.Request, call: svir.Call) -> Iterator[svir.Event]:
         with call.idle(0.3, "too slow") as limit:
             for number, event in enumerate(call(request)):
                 yield event
-                if number == 7:
+                if number == 7 and at == "in the answer":
                     limit.clear()
 
     with svir.Client(server.url, idle_timeout=None, layers=[patient]) as client:
         plain = svir.Client(server.url, idle_timeout=None, backend=client._backend)
         for each in (client, plain):
-            completion, _ = in_thread(lambda each=each: each.complete(REQUEST))
+            completion, _ = in_thread(partial(each.complete, REQUEST))
             assert completion.text == "abcdefgh"
     assert server.connections == 1
     assert any(kernel_waits) == (os.name == "posix")
