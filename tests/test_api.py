@@ -9,6 +9,7 @@ import ast
 import collections.abc
 import difflib
 import functools
+import importlib
 import inspect
 import pathlib
 import re
@@ -23,6 +24,7 @@ API = pathlib.Path(__file__).resolve().parent / "api.txt"
 SOURCE = PATH.read_text("utf-8")
 LINES = SOURCE.splitlines()
 TREE = ast.parse(SOURCE)
+REFERENCE: Any = importlib.import_module("docs.make_reference")
 BASES = ("Error", "_Value")  # what they define, each class below them has
 
 
@@ -112,14 +114,6 @@ def attributes(function: ast.AST) -> Iterator[str]:
                 yield f"{target.attr}: {text_of(note)}" if note is not None else target.attr
 
 
-def alias_of(node: ast.stmt) -> str | None:
-    """The type that `Name: TypeAlias = "..."` stands for."""
-    if getattr(getattr(node, "annotation", None), "id", "") != "TypeAlias":
-        return None
-    text = str(ast.literal_eval(node.value))  # type: ignore[attr-defined]
-    return text.replace("_PathLike", "os.PathLike[str]")
-
-
 @functools.lru_cache(maxsize=1)
 def surface() -> str:
     lines = ["The public names of svir.py, by section; made by tests/test_api.py."]
@@ -139,7 +133,7 @@ def surface() -> str:
         elif isinstance(node, ast.FunctionDef):
             lines.append(f"def {name}{signature(node, False)}")
         elif isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value is not None:
-            lines.append(f"{name} = {alias_of(node) or text_of(node.value)}")
+            lines.append(f"{name} = {REFERENCE.alias_of(node) or text_of(node.value)}")
     return "\n".join(lines) + "\n"
 
 

@@ -10,6 +10,7 @@ import contextlib
 import gzip
 import importlib
 import sys
+import time
 from typing import Any, Callable, Iterable, Iterator
 
 import pytest
@@ -34,21 +35,27 @@ class Counter:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.lines = self.parsed = self.joined = 0
-        parse, scan = svir._parse_json, svir._scanstring
+        parse = svir._parse_json
 
         def counted_parse(text: str) -> Any:
             self.parsed += len(text)
             return parse(text)
 
-        def counted_scan(text: str, start: int, *more: Any) -> Any:
-            try:
-                value, end = scan(text, start, *more)
-            except ValueError as error:
-                # The error tells the line it is in: its making has read the text up to there.
-                self.parsed += error.pos  # type: ignore[attr-defined]
-                raise
-            self.parsed += end - start
-            return value, end
+        def counted(scan: Any) -> Callable[..., Any]:
+            def counted_scan(text: str, start: int, *more: Any) -> Any:
+                try:
+                    value, end = scan(text, start, *more)
+                except StopIteration as stop:
+                    self.parsed += stop.value - start
+                    raise
+                except ValueError as error:
+                    # The error tells the line it is in: its making has read the text up to there.
+                    self.parsed += error.pos  # type: ignore[attr-defined]
+                    raise
+                self.parsed += end - start
+                return value, end
+
+            return counted_scan
 
         def counted_finder(frame: Any) -> Callable[[str, int, int], Any]:
             find = finder(frame)
@@ -62,8 +69,10 @@ class Counter:
         finder = svir._Frame.finder
         monkeypatch.setattr(svir._Frame, "finder", counted_finder)
         monkeypatch.setattr(svir, "_parse_json", counted_parse)
-        if scan is not None:
-            monkeypatch.setattr(svir, "_scanstring", counted_scan)
+        for name in ("_scanstring", "_scan_json"):
+            scan = getattr(svir, name)
+            if scan is not None:
+                monkeypatch.setattr(svir, name, counted(scan))
 
     def count(self, call: Callable[[], object]) -> tuple[int, int, int]:
         self.lines = self.parsed = self.joined = 0
@@ -532,6 +541,11 @@ SEARCHED = {
         b'data: {"choices":[{"delta":{"content":"x"}}],"q":1}\n\n' * 20,
         long_ended(b"data:", b"data:\\n" * 5000),
     ],
+    "values that change, before an end that changes": [
+        b'data: {"choices":[{"delta":{"content":"x"},"logprobs":[%d,"%b"],"k":%d}]}\n\n'
+        % (number, b"y" * 1000, number // 9 if number < 54 else number)
+        for number in range(400)
+    ],
     "many alike, then one that never ends": [GOOD * 400, long_ended(b"data:") * 4],
 }
 
@@ -543,3 +557,30 @@ def test_what_is_searched_is_bounded_by_what_comes(name: str, counter: Counter) 
     decoder = svir.Decoder(strict=False)
     _, parsed, _ = counter.count(lambda: [*decoder.feed(data)])
     assert len(data) / 2 < parsed < 4 * len(data)
+
+
+def test_a_search_tries_no_end_twice() -> None:
+    """Digits before what may be anything: a search that tries each length took 22 s for this."""
+
+    def event(number: int, word: str) -> bytes:
+        more = f'"created":{number},"obfuscation":"x","choices":[{{"logprobs":{number},'
+        return f'data: {{"p":"{"x" * 300}",{more}"delta":{{"content":"{word}"}}}}]}}\n\n'.encode()
+
+    word = "data:" * 80 + "1" * 400 + "data:" * 80 + "1" * 300
+    data = event(1, "a") + event(2, "b") + event(3, "c") + event(4, word) * 16
+    start = time.process_time()
+    assert len([*svir.Decoder(strict=False).feed(data)]) == 19
+    assert time.process_time() - start < 5
+
+
+def test_frames_that_serve_few_events_are_rarely_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is decoded again, and may be compiled to a pattern: that has to pay."""
+    made: list[object] = []
+    frame = svir._Frame
+    monkeypatch.setattr(svir, "_Frame", lambda *args: made.append(args) or frame(*args))
+    data = b"".join(
+        (b'data: {"choices":[{"delta":{"content":"x"},"k":"%b"}]}\n\n' % (b"y" * n)) * 3
+        for n in range(900)
+    )
+    assert len([*svir.Decoder(strict=False).feed(data)]) == 2700
+    assert len(made) < 100

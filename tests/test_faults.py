@@ -1019,6 +1019,22 @@ def read_half(client: svir.Client) -> str:
         return next(stream.text())
 
 
+def test_an_interrupt_once_the_answer_is_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is asked next comes to an end."""
+    decoder, body = svir.Decoder(), b"".join(text_answer("a"))
+    done = decoder._answer.done
+
+    def interrupted() -> None:
+        done()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(decoder._answer, "done", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        list(decoder.feed(body * 2))
+    assert [event.type for event in decoder.feed(body)] == ["completed"]  # the rest was given out
+    assert list(decoder.finish()) == []
+
+
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no timer that signals")
 @pytest.mark.skipif(sys.implementation.name != "cpython", reason="only CPython collects at once")
 def test_interrupts_at_random(tls: Any, monkeypatch: pytest.MonkeyPatch) -> None:

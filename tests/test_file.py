@@ -279,6 +279,8 @@ check("stop" in typing.get_args(svir.FinishReason) and str in typing.get_args(sv
 space = {"__name__": "a_cell"}  # names are not asked for there, but looked up
 with open(PATH, encoding="utf-8") as file:
     exec(compile(file.read(), "<cell>", "exec"), space)
+import runpy
+check(runpy.run_path(PATH)["Event"])  # a script has its names, too
 exec("def f(event: Event, mode: ThinkMode): return Event", space)
 check(typing.get_type_hints(space["f"], space)["event"] == space["Event"])
 """

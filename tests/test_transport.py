@@ -1784,6 +1784,26 @@ def test_the_repr_of_a_request_hides_its_headers() -> None:
         assert shown in repr(request)
 
 
+def test_a_closed_response_gives_nothing_out(server: MockServer) -> None:
+    """Nor what had come with the headers."""
+    server.reply(text_answer("a"))
+    request = svir.HttpRequest("POST", server.url + "/v1", {}, svir.encode(BIG))
+    response = svir.HttpBackend().send(request)
+    assert response.status == 200
+    response.close()
+    with pytest.raises(svir.Disconnected, match="was closed"):
+        response.read(100, 1.0)
+
+
+def test_a_chunk_after_others_ends_as_it_says() -> None:
+    chunks = svir._Chunks()
+    assert chunks.feed(b"5\r\nhello\r\n") == b"hello"
+    assert chunks.feed(b"5\r\nhello\r\n") == b"hello"
+    assert chunks.feed(b"5\r\nhelloXX") == b"hello"
+    with pytest.raises(svir.ProtocolError, match="longer than its size"):
+        chunks.feed(b"\r\n")
+
+
 def test_the_backend_alone(server: MockServer) -> None:
     """HttpBackend and HttpRequest without a client, and the smallest reads."""
     gate = threading.Event()
