@@ -3009,8 +3009,8 @@ def _spot(line: str, chunk: dict[str, Any], path: list[Any]) -> Any:
             if place[path[-1]] == _MARKER != value:
                 place[path[-1]] = value
                 return (start, end) if marked == chunk else None
-        except (ValueError, StopIteration, LookupError, TypeError):  # pragma: no cover - a line
-            continue  # that was read in full has none of these; but a shortcut must never fail
+        except (ValueError, StopIteration, RecursionError, LookupError, TypeError):
+            continue  # pragma: no cover - none, in a line that was read in full; but never fail
     return None
 
 
@@ -3059,6 +3059,7 @@ class Decoder:
         self._event = ""
         self._last = ""  # the last data line, as it came
         self._frames = _Frames()
+        self._lesson: tuple[str, Any] | None = None  # an event read in full, and its chunk
         self._error: Error | None = None
 
     @property
@@ -3105,6 +3106,9 @@ class Decoder:
         while True:
             while out:
                 yield out.popleft()
+            if self._lesson is not None:  # now that its event was given out: it takes longer
+                line, chunk, self._lesson = *self._lesson, None
+                self._frames.learn(line, chunk, self._answer)
             if self._error is not None:
                 raise _again(self._error)
             if self._at == len(self._text) and not self._queue:
@@ -3326,7 +3330,7 @@ class Decoder:
         self._value(value, text)
         self._frames.settle(self._answer)
         if isinstance(value, dict) and len(self._data) == 1 and not self._event:
-            self._frames.learn(self._last, value, self._answer)
+            self._lesson = self._last, value
 
     def _value(self, value: Any, text: str) -> None:
         failure = _failure(value)

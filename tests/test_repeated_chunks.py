@@ -320,6 +320,17 @@ def test_values_that_are_never_read_may_change(place: str) -> None:
         assert decoder._frames.hits > 90
 
 
+def test_an_event_is_given_out_before_it_is_learned_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    learned: list[str] = []
+    monkeypatch.setattr(svir._Frames, "learn", lambda self, line, *rest: learned.append(line))
+    decoder = svir.Decoder()
+    events = decoder.feed(harness.sse(of({"content": "a"}), done=False))
+    assert next(events) == svir.TextDelta("a")
+    assert learned == []
+    assert list(events) == []
+    assert len(learned) == 1
+
+
 def test_repeated_chunks_are_not_decoded_again() -> None:
     """Also with a second string that changes (Azure's padding), and with two shapes in turn."""
     decoder = svir.Decoder()
