@@ -7,10 +7,11 @@ Against as many threads with bare sockets, and with a urllib3 pool when that is 
 
 from __future__ import annotations
 
+import resource
 import statistics
 import threading
 import time
-from typing import Any, Callable
+from typing import Any, Callable, NamedTuple
 
 from common import MIB, Report, apart, kept, peak_of, ratio, server
 from latency import bare_socket
@@ -70,12 +71,23 @@ def memory(base_url: str) -> int:
     return peak_of(lambda: at_once(read))
 
 
-def cost(read: Callable[[], str]) -> tuple[float, float]:
-    """Microseconds of CPU of an event, and seconds on the wall."""
-    cpu, wall = time.process_time(), time.perf_counter()
+class Cost(NamedTuple):
+    """Of an event, but for ``wall``."""
+
+    cpu: float  # microseconds
+    kernel: float  # of them
+    waits: float  # how often a thread gave the processor up: for bytes, or for the interpreter
+    wall: float  # seconds until all have ended
+
+
+def cost(read: Callable[[], str]) -> Cost:
+    before, wall = resource.getrusage(resource.RUSAGE_SELF), time.perf_counter()
     at_once(read)
+    wall, after = time.perf_counter() - wall, resource.getrusage(resource.RUSAGE_SELF)
     events = STREAMS * COUNT
-    return (time.process_time() - cpu) / events * 1e6, time.perf_counter() - wall
+    kernel = (after.ru_stime - before.ru_stime) / events * 1e6
+    user = (after.ru_utime - before.ru_utime) / events * 1e6
+    return Cost(user + kernel, kernel, (after.ru_nvcsw - before.ru_nvcsw) / events, wall)
 
 
 def measure() -> Report:
@@ -87,7 +99,7 @@ def measure() -> Report:
             readers["urllib3, by hand"] = by_hand_urllib3(base_url)
         except ImportError:
             pass
-        rounds: dict[str, list[tuple[float, float]]] = {name: [] for name in readers}
+        rounds: dict[str, list[Cost]] = {name: [] for name in readers}
         for _ in range(ROUNDS):
             for name, read in readers.items():
                 rounds[name].append(cost(read))
@@ -97,13 +109,15 @@ def measure() -> Report:
     return report
 
 
-def compare(report: Report, rounds: dict[str, list[tuple[float, float]]]) -> None:
-    base = [cpu for cpu, _ in [*rounds.values()][-1]]
-    for name, figures in rounds.items():
-        cpus, walls = zip(*figures)
+def compare(report: Report, rounds: dict[str, list[Cost]]) -> None:
+    base = [cost.cpu for cost in [*rounds.values()][-1]]
+    for name, costs in rounds.items():
+        cpu, kernel, waits, wall = map(statistics.median, zip(*costs))
         target = 0.8 if name == "svir" and len(rounds) == 3 else None
-        cpu, wall = statistics.median(cpus), statistics.median(walls)
-        report.row(f"CPU of an event: {name}", cpu, "us", ratio([*cpus], base), target)
+        share = ratio([cost.cpu for cost in costs], base)
+        report.row(f"CPU of an event: {name}", cpu, "us", share, target)
+        report.row(f"of it in the kernel: {name}", kernel, "us")
+        report.row(f"waits of an event: {name}", waits, "")
         report.row(f"until all have ended, against the pace: {name}", wall, "s", wall / PACE)
 
 
