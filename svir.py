@@ -3325,6 +3325,8 @@ class Decoder:
         try:
             value = _parse_json(text)
         except ValueError:
+            value = ...  # no JSON is that
+        if value is ...:
             self._joined(text)
             return
         self._value(value, text)
@@ -4083,7 +4085,7 @@ def _let_kernel_wait(sock: Any, seconds: float | None) -> bool:
     """
     if seconds is None or type(sock).__module__ != "socket" or os.name != "posix":
         return False
-    if threading.current_thread() is threading.main_thread():
+    if threading.get_ident() == threading.main_thread().ident:
         return False
     if not _set_kernel_limit(sock, max(1, int(min(seconds, 1e9) * 1e6))):
         return False  # pragma: no cover - see there

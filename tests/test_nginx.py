@@ -209,7 +209,8 @@ PLACES = [
 
 def told(client: svir.Client, script: str) -> list[Any]:
     """The events of an answer; of the last one, what does not differ from call to call."""
-    with client.stream(ask(script, tools=[svir.Tool("get_weather", "", {})])) as stream:
+    city = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+    with client.stream(ask(script, tools=[svir.Tool("get_weather", "", city)])) as stream:
         events: list[Any] = list(stream)
     whole = stream.completion
     calls = [(call.name, call.arguments) for call in whole.tool_calls]
@@ -429,11 +430,17 @@ def test_the_servers_own_errors_pass(front: Front) -> None:
             client.complete(svir.Request("tiny", "word " * 5_000))
         assert overflow.value.status == 400
         assert "context size" in (overflow.value.server_message or "")
-        with pytest.raises(svir.ServerError) as failed:
-            client.complete(ask("badutf8"))
-        assert failed.value.in_stream
-        assert failed.value.partial is not None
-        assert failed.value.partial.text == "bad "
+        failed, stream = None, client.stream(ask("badutf8"))
+        try:
+            stream.result()
+        except svir.ServerError as error:
+            failed = error
+        if failed is None:  # newer releases put U+FFFD in its place
+            assert stream.completion.text == "bad \ufffd tail"
+            return
+        assert failed.in_stream
+        assert failed.partial is not None
+        assert failed.partial.text == "bad "
 
 
 # -- Redirects ------------------------------------------------------------------------------------

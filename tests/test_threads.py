@@ -170,6 +170,9 @@ def test_the_main_thread_waits_itself(server: MockServer, kernel_waits: Any) -> 
 
 
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no timer")
+@pytest.mark.skipif(
+    sys.implementation.name != "cpython", reason="PyPy's own waits begin anew, too"
+)
 def test_the_main_thread_waits_itself_for_what_a_thread_began(server: MockServer) -> None:
     """Signals that come on and on would begin the kernel's limit anew each time."""
     server.reply(*PACED, hang=True)
