@@ -121,8 +121,10 @@ def check_linear(counter: Counter, call: Callable[[int], object], size: int) -> 
     nothing = counter.count(lambda: call(1))
     once, twice = counter.count(lambda: call(size)), counter.count(lambda: call(2 * size))
     assert max(once) > size / 2, f"the input does nothing: {once}"
+    # PyPy does not count each line of a loop before it has compiled it. What is quadratic has 3.
+    more = 1.3 if sys.implementation.name == "cpython" else 1.8
     for zero, one, two in zip(nothing, once, twice):
-        assert two - one <= 1.3 * (one - zero) + 200, (nothing, once, twice)
+        assert two - one <= more * (one - zero) + 200, (nothing, once, twice)
 
 
 def test_the_count_finds_what_grows_faster(counter: Counter) -> None:
