@@ -2782,14 +2782,15 @@ class _Frame:
         self.carrier = carrier  # what the string adds to: "content", a reasoning key, or a call
         cuts = [0, *(place for begin, end, _ in holes for place in (begin, end)), len(line)]
         self.head, *texts = [line[a:b] for a, b in zip(cuts[::2], cuts[1::2])]
-        # The quotes of the string stand in the text around it; another hole has its own.
+        # The string's quotes stand in the text around it.
         self.end = texts[-1] = texts[-1] + ("\n\r\n" if line.endswith("\r") else "\n\n")
         self.rest = list(zip([is_string for _, _, is_string in holes], texts))
         self.between = self.end + self.head
         values = [line[begin:end] for begin, end, is_string in holes if not is_string]
         # Whether several can be found by one search: not where a list or an object changes.
         self.is_flat = all(re.match(_SCALAR + r"\Z", value) for value in values)
-        self.inner = "%s".join(["", *(text.replace("%", "%%") for text in texts[:-1]), ""])
+        # What stands from the first hole to the last, for the values of the holes.
+        self.form = "%s".join(["", *(text.replace("%", "%%") for text in texts[:-1]), ""])
         self.column = [is_string for _, _, is_string in holes].index(True)
         self.find: Any = None
         self.inside = _NO_QUOTES  # the quicker one, until there are some
@@ -2842,7 +2843,7 @@ class _Frame:
         if not found:
             return [], at
         columns = list(zip(*found)) if len(self.rest) > 1 else [found]
-        inner = list(map(self.inner.__mod__, found)) if len(columns) > 1 else found
+        inner = list(map(self.form.__mod__, found)) if len(columns) > 1 else found
         begin, whole = at + len(self.head), self.between.join(inner)
         end = begin + len(whole)
         if not (text.startswith(whole, begin) and text.startswith(self.end, end)):

@@ -394,6 +394,22 @@ def check(got: Outcome, expected: Outcome, *, in_order: bool = False) -> None:
 # -- A raw server ---------------------------------------------------------------------------------
 
 
+def check_bytes_that_are_not_utf8(client: svir.Client, request: svir.Request) -> None:
+    """llama-server has an error inside the stream for them; newer releases say U+FFFD."""
+    failure, stream = None, client.stream(request)
+    try:
+        stream.result()
+    except svir.ServerError as error:
+        failure = error
+    if failure is None:
+        assert stream.completion.text == "bad \ufffd tail"
+        return
+    assert failure.in_stream
+    assert failure.partial is not None
+    assert failure.partial.text == "bad "
+    assert failure.server_message
+
+
 class Received(NamedTuple):
     """One request as it came."""
 

@@ -13,6 +13,7 @@ import pytest
 
 import llama_server
 import svir
+from harness import check_bytes_that_are_not_utf8
 from llama_server import LlamaServer
 
 WEATHER = svir.Tool(
@@ -168,19 +169,7 @@ def test_a_file_too_large_for_the_context(client: svir.Client, tmp_path: Path) -
 
 
 def test_an_error_inside_the_stream(client: svir.Client) -> None:
-    """Of bytes that are not UTF-8: newer releases put U+FFFD in their place."""
-    failure, stream = None, client.stream(ask("[[badutf8]]"))
-    try:
-        stream.result()
-    except svir.ServerError as error:
-        failure = error
-    if failure is None:
-        assert stream.completion.text == "bad \ufffd tail"
-        return
-    assert failure.in_stream
-    assert failure.partial is not None
-    assert failure.partial.text == "bad "
-    assert failure.server_message
+    check_bytes_that_are_not_utf8(client, ask("[[badutf8]]"))
 
 
 def test_stopped_from_another_thread(client: svir.Client) -> None:
